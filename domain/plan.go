@@ -1,0 +1,443 @@
+package domain
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Presence says what a path rule means when its path does not exist. The zero
+// value is Required.
+type Presence uint8
+
+// The presences.
+const (
+	Required Presence = iota // a missing path refuses the turn
+	Optional                 // a missing path is skipped, and the receipt says so
+)
+
+// String returns "required" or "optional".
+func (p Presence) String() string {
+	if p == Optional {
+		return "optional"
+	}
+	return "required"
+}
+
+// PathRule grants access to a file, or to a directory and all below it.
+type PathRule struct {
+	Path     string // absolute and clean; any bytes but NUL
+	Access   Access
+	Presence Presence
+	Why      string // which preset or flag put it there
+}
+
+// String prints the rule as a plan shows it.
+func (r PathRule) String() string {
+	s := fmt.Sprintf("%-16s %s", r.Access, printable(r.Path))
+	if r.Presence == Optional {
+		s += " (optional)"
+	}
+	if r.Why != "" {
+		s += "  # " + printable(r.Why)
+	}
+	return s
+}
+
+// UnixSockets says which unix sockets a plan lets the child connect to. The
+// zero value denies.
+type UnixSockets uint8
+
+// The choices.
+const (
+	UnixSocketsDeny  UnixSockets = iota // none by path
+	UnixSocketsOwn                      // those made below the plan's writable directories
+	UnixSocketsAllow                    // all
+)
+
+// String returns "deny", "own" or "allow".
+func (u UnixSockets) String() string {
+	switch u {
+	case UnixSocketsOwn:
+		return "own"
+	case UnixSocketsAllow:
+		return "allow"
+	}
+	return "deny"
+}
+
+// EnvRule lets one environment variable reach the child. The child's
+// environment holds nothing else.
+type EnvRule struct {
+	Name string
+	// Value is the literal value if Literal is true; otherwise the value is
+	// taken from the orchestrator's environment when the child is spawned, and
+	// a variable that is unset there is left out.
+	Value   string
+	Literal bool
+	// Secret keeps the value out of everything printed or stored.
+	Secret bool
+	Why    string
+}
+
+// Limits bounds a turn. Zero means no limit, for every field.
+type Limits struct {
+	MemoryBytes uint64        // of the whole tree
+	Pids        uint64        // processes and threads of the whole tree
+	CPUs        float64       // processor time per time
+	WallClock   time.Duration // from the spawn to the end of the turn
+	Idle        time.Duration // without output, while no tool call is in flight
+}
+
+type planState uint8
+
+const (
+	planZero planState = iota
+	planConfined
+	planUnconfined
+)
+
+// SandboxPlan says what a turn may touch. It is an immutable value: every With
+// method returns a changed copy. The zero value is no plan, and everything
+// that takes a plan refuses it with [ErrNoSandbox]; absence of a sandbox is
+// said with [Unconfined] alone. A new plan denies everything.
+type SandboxPlan struct {
+	state      planState
+	preset     string
+	why        string // of an unconfined plan
+	rules      []PathRule
+	connectTCP []uint16
+	bindTCP    []uint16
+	udp        bool
+	unix       UnixSockets
+	env        []EnvRule
+	limits     Limits
+	waivers    []Property
+}
+
+// NewSandboxPlan returns a plan that grants nothing. The preset's name is
+// shown wherever the plan is.
+func NewSandboxPlan(preset string) SandboxPlan {
+	return SandboxPlan{state: planConfined, preset: preset}
+}
+
+// Unconfined is the explicit absence of a sandbox, with the reason that every
+// receipt repeats.
+func Unconfined(why string) SandboxPlan {
+	return SandboxPlan{state: planUnconfined, why: why}
+}
+
+// IsZero reports whether p is the zero value, which is no plan.
+func (p SandboxPlan) IsZero() bool { return p.state == planZero }
+
+// IsUnconfined reports whether p was made by [Unconfined].
+func (p SandboxPlan) IsUnconfined() bool { return p.state == planUnconfined }
+
+// IsConfined reports whether p asks for a sandbox.
+func (p SandboxPlan) IsConfined() bool { return p.state == planConfined }
+
+// Preset returns the name of the preset that the plan started from.
+func (p SandboxPlan) Preset() string { return p.preset }
+
+// Why returns the reason of an unconfined plan.
+func (p SandboxPlan) Why() string { return p.why }
+
+// Rules returns a copy of the path rules, in the order in which they were added.
+func (p SandboxPlan) Rules() []PathRule { return slices.Clone(p.rules) }
+
+// ConnectTCP returns the TCP ports that may be connected to, sorted.
+func (p SandboxPlan) ConnectTCP() []uint16 { return slices.Clone(p.connectTCP) }
+
+// BindTCP returns the TCP ports that may be bound, sorted.
+func (p SandboxPlan) BindTCP() []uint16 { return slices.Clone(p.bindTCP) }
+
+// UDP reports whether UDP is allowed.
+func (p SandboxPlan) UDP() bool { return p.udp }
+
+// UnixSockets returns the choice for unix sockets.
+func (p SandboxPlan) UnixSockets() UnixSockets { return p.unix }
+
+// Env returns a copy of the environment rules, in order; a later rule of the
+// same name replaces an earlier one.
+func (p SandboxPlan) Env() []EnvRule { return slices.Clone(p.env) }
+
+// Limits returns the limits.
+func (p SandboxPlan) Limits() Limits { return p.limits }
+
+// Waivers returns the waived properties, sorted.
+func (p SandboxPlan) Waivers() []Property { return slices.Clone(p.waivers) }
+
+// WithRules returns the plan with path rules added.
+func (p SandboxPlan) WithRules(rules ...PathRule) SandboxPlan {
+	p.rules = append(slices.Clip(slices.Clone(p.rules)), rules...)
+	return p
+}
+
+// MapRules returns the plan with every path rule replaced by what f makes of
+// it; the first error stops it. It is how an application canonicalizes paths.
+func (p SandboxPlan) MapRules(f func(PathRule) (PathRule, error)) (SandboxPlan, error) {
+	rules := make([]PathRule, 0, len(p.rules))
+	for _, r := range p.rules {
+		m, err := f(r)
+		if err != nil {
+			return SandboxPlan{}, err
+		}
+		rules = append(rules, m)
+	}
+	p.rules = rules
+	return p, nil
+}
+
+// WithConnectTCP returns the plan with TCP ports added that may be connected
+// to, on any host.
+func (p SandboxPlan) WithConnectTCP(ports ...uint16) SandboxPlan {
+	p.connectTCP = union(p.connectTCP, ports)
+	return p
+}
+
+// WithBindTCP returns the plan with TCP ports added that may be bound.
+func (p SandboxPlan) WithBindTCP(ports ...uint16) SandboxPlan {
+	p.bindTCP = union(p.bindTCP, ports)
+	return p
+}
+
+// WithUDP returns the plan with UDP allowed or not.
+func (p SandboxPlan) WithUDP(allow bool) SandboxPlan {
+	p.udp = allow
+	return p
+}
+
+// WithUnixSockets returns the plan with another choice for unix sockets.
+func (p SandboxPlan) WithUnixSockets(u UnixSockets) SandboxPlan {
+	p.unix = u
+	return p
+}
+
+// WithEnv returns the plan with environment rules added; a rule replaces an
+// earlier one of the same name.
+func (p SandboxPlan) WithEnv(rules ...EnvRule) SandboxPlan {
+	env := slices.Clone(p.env)
+	for _, r := range rules {
+		env = slices.DeleteFunc(env, func(o EnvRule) bool { return o.Name == r.Name })
+		env = append(env, r)
+	}
+	p.env = env
+	return p
+}
+
+// WithLimits returns the plan with its limits replaced.
+func (p SandboxPlan) WithLimits(l Limits) SandboxPlan {
+	p.limits = l
+	return p
+}
+
+// WithWaivers returns the plan with properties added that it does without
+// where the enforcer cannot guarantee them. A waiver never weakens what the
+// enforcer can do.
+func (p SandboxPlan) WithWaivers(ps ...Property) SandboxPlan {
+	p.waivers = union(p.waivers, ps)
+	return p
+}
+
+func union[T interface{ ~uint16 | ~string }](a, b []T) []T {
+	u := append(slices.Clip(slices.Clone(a)), b...)
+	slices.Sort(u)
+	return slices.Compact(u)
+}
+
+// Waives reports whether the plan does without the property.
+func (p SandboxPlan) Waives(prop Property) bool { return slices.Contains(p.waivers, prop) }
+
+// Requests reports whether the plan asks for the property at all. Everything
+// is asked for by default but the limits; a plan that allows UDP does not ask
+// for its absence.
+func (p SandboxPlan) Requests(prop Property) bool {
+	if !p.IsConfined() {
+		return false
+	}
+	switch prop {
+	case PropertyUDP:
+		return !p.udp
+	case PropertyUnixSockets:
+		return p.unix != UnixSocketsAllow
+	case PropertyMemory:
+		return p.limits.MemoryBytes > 0
+	case PropertyPids:
+		return p.limits.Pids > 0
+	case PropertyCPU:
+		return p.limits.CPUs > 0
+	}
+	return true
+}
+
+// Validate returns nil for a plan that is well formed, and otherwise every
+// problem, joined. The zero plan gives [ErrNoSandbox]. It does not look at the
+// file system: whether a path exists is the enforcer's business.
+func (p SandboxPlan) Validate() error {
+	if p.IsZero() {
+		return ErrNoSandbox
+	}
+	var errs []error
+	bad := func(what, value, reason, remedy string) {
+		errs = append(errs, &InvalidError{What: what, Value: value, Reason: reason, Remedy: remedy})
+	}
+	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.bindTCP)+len(p.waivers) > 0 || p.udp || p.unix != UnixSocketsDeny) {
+		bad("plan", "unconfined", "has rules, but nothing would enforce them", "leave the rules out, or confine the turn")
+	}
+	for _, r := range p.rules {
+		switch {
+		case r.Path == "":
+			bad("path rule", r.Path, "empty path", "name a file or a directory")
+		case strings.ContainsRune(r.Path, 0):
+			bad("path rule", r.Path, "a NUL byte in a path", "name a file or a directory")
+		case !path.IsAbs(r.Path) || path.Clean(r.Path) != r.Path:
+			bad("path rule", r.Path, "not an absolute, clean path", "pass "+quote(path.Clean("/"+r.Path))+" or another absolute path")
+		}
+		if r.Access == 0 || r.Access&^allAccess != 0 {
+			bad("path rule", r.Path, "access "+r.Access.String()+" is no set of access rights", "name at least one right")
+		}
+		if r.Presence > Optional {
+			bad("path rule", r.Path, "unknown presence", "required or optional")
+		}
+	}
+	for _, port := range p.connectTCP {
+		if port == 0 {
+			bad("port", "0", "port 0 cannot be connected to", "1 to 65535")
+		}
+	}
+	if p.unix > UnixSocketsAllow {
+		bad("unix sockets", fmt.Sprint(uint8(p.unix)), "unknown choice", "deny, own or allow")
+	}
+	for _, e := range p.env {
+		switch {
+		case e.Name == "" || strings.ContainsAny(e.Name, "=\x00"):
+			bad("environment variable", e.Name, "no name of a variable", "NAME or NAME=VALUE")
+		case strings.ContainsRune(e.Value, 0):
+			bad("environment variable", e.Name, "a NUL byte in the value", "remove it")
+		case !e.Literal && e.Value != "":
+			bad("environment variable", e.Name, "a value that is not literal", "set Literal")
+		}
+	}
+	if l := p.limits; l.CPUs < 0 || l.WallClock < 0 || l.Idle < 0 {
+		bad("limits", fmt.Sprintf("%+v", l), "negative", "zero means no limit")
+	}
+	for _, w := range p.waivers {
+		if _, err := ParseProperty(string(w)); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Digest identifies what the plan confines: the rules, the network, the names
+// of the environment variables, the limits on memory, pids and processors, and
+// the waivers. The order of the rules, their reasons, the values of the
+// environment and the time limits do not count. Two turns of a conversation
+// must have the same digest. It is only as canonical as the paths are.
+func (p SandboxPlan) Digest() string {
+	h := sha256.New()
+	field := func(name string, values ...string) {
+		fmt.Fprintf(h, "%s %d\n", name, len(values))
+		for _, v := range values {
+			fmt.Fprintf(h, "%d:%s\n", len(v), v)
+		}
+	}
+	field("plan", "1", fmt.Sprint(p.state))
+	var rules, env, waivers []string
+	for _, r := range p.rules {
+		rules = append(rules, fmt.Sprintf("%d %d %s", r.Access, r.Presence, r.Path))
+	}
+	for _, e := range p.env {
+		env = append(env, e.Name)
+	}
+	for _, w := range p.waivers {
+		waivers = append(waivers, string(w))
+	}
+	slices.Sort(rules)
+	slices.Sort(env)
+	field("rules", slices.Compact(rules)...)
+	field("env", env...)
+	field("waivers", waivers...)
+	field("net", fmt.Sprint(p.connectTCP), fmt.Sprint(p.bindTCP), fmt.Sprint(p.udp), p.unix.String())
+	field("limits", fmt.Sprint(p.limits.MemoryBytes), fmt.Sprint(p.limits.Pids), fmt.Sprint(p.limits.CPUs))
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// String prints the plan so that a person can review it. Secret values and
+// values of the environment are not shown.
+func (p SandboxPlan) String() string {
+	switch p.state {
+	case planZero:
+		return "no sandbox plan (zero value)"
+	case planUnconfined:
+		return "unconfined: " + printable(p.why)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "plan %s\n", printable(p.preset))
+	for _, r := range p.rules {
+		fmt.Fprintf(&b, "  %s\n", r)
+	}
+	fmt.Fprintf(&b, "  tcp connect      %s\n", portList(p.connectTCP))
+	fmt.Fprintf(&b, "  tcp bind         %s\n", portList(p.bindTCP))
+	fmt.Fprintf(&b, "  udp              %s\n", map[bool]string{true: "allow", false: "deny"}[p.udp])
+	fmt.Fprintf(&b, "  unix sockets     %s\n", p.unix)
+	if len(p.env) > 0 {
+		names := make([]string, 0, len(p.env))
+		for _, e := range p.env {
+			names = append(names, printable(e.Name))
+		}
+		fmt.Fprintf(&b, "  environment      %s\n", strings.Join(names, " "))
+	}
+	if p.limits != (Limits{}) {
+		fmt.Fprintf(&b, "  limits           %s\n", p.limits)
+	}
+	if len(p.waivers) > 0 {
+		fmt.Fprintf(&b, "  waived           %s\n", joinProperties(p.waivers))
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// String lists the limits that are set.
+func (l Limits) String() string {
+	var parts []string
+	add := func(set bool, format string, v any) {
+		if set {
+			parts = append(parts, fmt.Sprintf(format, v))
+		}
+	}
+	add(l.MemoryBytes > 0, "memory %d bytes", l.MemoryBytes)
+	add(l.Pids > 0, "pids %d", l.Pids)
+	add(l.CPUs > 0, "cpus %g", l.CPUs)
+	add(l.WallClock > 0, "wall clock %s", l.WallClock)
+	add(l.Idle > 0, "idle %s", l.Idle)
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func portList(ports []uint16) string {
+	if len(ports) == 0 {
+		return "none"
+	}
+	s := make([]string, len(ports))
+	for i, p := range ports {
+		s[i] = fmt.Sprint(p)
+	}
+	return strings.Join(s, " ")
+}
+
+// printable shows a path or a reason on one line: as it is when it is plain,
+// quoted when it has control bytes or is not valid UTF-8.
+func printable(s string) string {
+	q := fmt.Sprintf("%q", s)
+	if q == `"`+s+`"` {
+		return s
+	}
+	return q
+}

@@ -1,0 +1,117 @@
+package ports
+
+import "github.com/caisson-run/caisson/domain"
+
+// AgentAdapter knows one agent's CLI: its command line and its output. It
+// never spawns anything, so a new agent cannot bypass the sandbox. It is safe
+// for concurrent use.
+type AgentAdapter interface {
+	Kind() domain.AgentKind
+	// Resolve finds the agent's native program, looking behind launchers. It
+	// reads files and runs nothing. The hint is a path from the user, or "" to
+	// search the host's PATH. Failure is a *domain.AgentNotFoundError.
+	Resolve(hint string, host Host) (AgentInstall, error)
+	// Needs returns what the agent needs beside the base plan: its own files,
+	// its private directories, the ports of its API, its environment.
+	Needs(install AgentInstall, dirs SessionDirs, host Host) (PlanFragment, error)
+	// Command returns the line that runs one turn. Its Env holds only what the
+	// agent itself needs beside the plan's environment; its Sandbox is zero and
+	// filled in by the session.
+	Command(turn TurnRequest) (domain.SpawnLine, error)
+	// NewParser returns a parser for the output of that one turn.
+	NewParser(turn TurnRequest) Parser
+}
+
+// Host is what an adapter may know of the orchestrator's own surroundings.
+type Host struct {
+	// LookupEnv returns a variable of the orchestrator's environment.
+	LookupEnv func(name string) (string, bool)
+}
+
+// AgentInstall is a resolved agent.
+type AgentInstall struct {
+	// Path is the absolute, canonical path of the native program.
+	Path string
+	// Args stand between the program's name and the adapter's own arguments.
+	Args []string
+	// Dirs must be readable and executable for the program to run.
+	Dirs []string
+	// Files must be readable and executable for the program to run.
+	Files []string
+	// Version as found in the package's metadata, "" if unknown.
+	Version string
+}
+
+// SessionDirs are the private directories of one session, canonical paths. No
+// two overlap.
+type SessionDirs struct {
+	State string // the agent's own state and configuration; writable by it
+	Home  string // its $HOME; writable by it
+	Temp  string // its $TMPDIR; writable by it
+	Spool string // of the orchestrator; never granted
+}
+
+// PlanFragment is what an agent adds to a plan.
+type PlanFragment struct {
+	Rules      []domain.PathRule
+	ConnectTCP []uint16
+	Env        []domain.EnvRule
+	Waivers    []domain.Property
+	// Receipt lines: what the adapter switches off or on in the agent by
+	// itself, such as the agent's inner sandbox.
+	Notes []string
+}
+
+// Prompt is what the user asks.
+type Prompt struct {
+	Text string
+}
+
+// TurnRequest is one turn, for an adapter.
+type TurnRequest struct {
+	Prompt  Prompt
+	Install AgentInstall
+	Dirs    SessionDirs
+	// Workspace is the canonical path of the workspace, and the directory in
+	// which the agent runs.
+	Workspace string
+	Model     string // "" for the agent's default
+	// ConversationID is the conversation to resume if Resume is true, and
+	// otherwise a fresh UUID that the agent is asked to use if it can.
+	ConversationID string
+	Resume         bool
+	// Confined is true if a sandbox plan is enforced. Only then does an adapter
+	// switch off the agent's own permission prompts.
+	Confined bool
+	// UsageBefore is the conversation's usage before this turn, for an agent
+	// that reports it cumulatively.
+	UsageBefore domain.Usage
+}
+
+// Parser turns the output of one turn into events. Parsing is isolated in it:
+// a change of the agent's schema touches one file. It is used by one goroutine.
+type Parser interface {
+	// ParseEvent takes one line of stdout without its newline. It never fails
+	// on hostile input: what is no JSON becomes a Log, what is unknown a Raw.
+	// The line is only valid during the call. An error means a fault of the
+	// parser's own and ends the turn.
+	ParseEvent(line []byte) (Parsed, error)
+	// Interrupt returns what to write to stdin to interrupt the turn, nil if the
+	// protocol has nothing for it.
+	Interrupt() []byte
+	// Finish is called once, after the last line. It returns events that were
+	// held back, and, if the agent gave one, its own final as a claim: a
+	// domain.Final in last place. domain.Conclude makes the turn's final of it.
+	Finish(exit domain.ExitStatus) []domain.ReplyEvent
+}
+
+// Parsed is what one line meant.
+type Parsed struct {
+	Events []domain.ReplyEvent
+	// Write goes to the agent's stdin.
+	Write []byte
+	// CloseStdin closes the agent's stdin, after Write.
+	CloseStdin bool
+	// Done says that the agent has given its final: it has a grace to exit.
+	Done bool
+}

@@ -1,0 +1,51 @@
+package ports
+
+import (
+	"context"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+// SandboxEnforcer turns a plan into a confinement. It is safe for concurrent
+// use.
+type SandboxEnforcer interface {
+	// Supports says, per property of domain.Properties, whether it would be
+	// enforced under the plan on this host, by which mechanism, or why not.
+	// It restricts nothing and starts nothing.
+	Supports(plan domain.SandboxPlan) []domain.PropertyStatus
+	// Prepare does all that can fail before a thread is restricted: it resolves
+	// the rules, opens them, and assembles what Apply will hand to the kernel.
+	// It refuses a plan that domain.CheckStrictness refuses with a
+	// *domain.StrictnessError and anything else with a *domain.EnforcementError.
+	// Nothing is restricted yet. The caller closes the confinement, also one
+	// that it never applied. Prepare is called once per spawn.
+	Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (Confinement, error)
+}
+
+// Confinement is a prepared restriction for one child.
+type Confinement interface {
+	// SpawnLine returns the line to spawn: the one given to Prepare, or one
+	// rewritten by an enforcer that wraps the command in another program.
+	SpawnLine() domain.SpawnLine
+	// Apply restricts the caller's flow of execution and all that is started
+	// from it. It is called at most once, in the flow that starts the child
+	// right afterwards and then ends for good. It only makes system calls on
+	// prepared data: it opens nothing and starts nothing. After an error
+	// nothing is spawned. A no-op for an enforcer that wraps the command.
+	Apply() error
+	// Receipt says what is enforced once Apply has returned nil.
+	Receipt() domain.Receipt
+	// Close frees what Prepare took. Closing twice is no error. It does not
+	// lift the restriction from anything.
+	Close() error
+}
+
+// KillGroup is an optional ability of a Confinement: an outer domain that
+// restricts nothing but signals to the outside, so that a keeper started in it
+// can end everything below with one kill(-1) and nothing else.
+type KillGroup interface {
+	// EnterKillGroup puts the caller's flow of execution into the outer domain.
+	// It is called at most once, before Apply, under the same rules. It returns
+	// false if the host cannot (no signal scope), and then has changed nothing.
+	EnterKillGroup() (bool, error)
+}

@@ -1,0 +1,25 @@
+package ports
+
+import (
+	"context"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+// SessionRecords keeps what a later resume needs, and the private directories
+// of sessions. It is safe for concurrent use, also by several processes.
+type SessionRecords interface {
+	// Dirs makes the private directories of a session where they are missing
+	// and returns them. They are readable by the user alone.
+	Dirs(ctx context.Context, id domain.SessionID) (SessionDirs, error)
+	// Save stores a record whole, or leaves the earlier one whole.
+	Save(ctx context.Context, r domain.SessionRecord) error
+	// Load returns a record; an unknown session gives a *domain.InvalidError.
+	Load(ctx context.Context, id domain.SessionID) (domain.SessionRecord, error)
+	// Remove deletes the record and the directories of a session. Removing
+	// what is not there is no error.
+	Remove(ctx context.Context, id domain.SessionID) error
+	// Root is the canonical directory below which everything is kept. A plan
+	// that lets an agent write there is refused.
+	Root() string
+}
