@@ -7,6 +7,8 @@ import "time"
 // there are, so a switch over them can be checked for completeness. What an
 // agent reports is the agent's claim; facts are [SandboxApplied], the exit
 // status in [Final] and the times.
+//
+//sumtype:decl
 type ReplyEvent interface {
 	// EventType is the name on the wire: "text", "tool_call", …
 	EventType() string
