@@ -40,6 +40,13 @@ type AgentInstall struct {
 	Files []string
 	// Version as found in the package's metadata, "" if unknown.
 	Version string
+	// BaseURL is the model API that the host's environment points the agent to,
+	// for an agent that must be told so on its command line: Command does not
+	// see the host. It is as found there, unchecked; "" is the agent's default.
+	BaseURL string
+	// KeyEnv names the variable of the host that holds the API's key, for an
+	// agent that must be told so on its command line; "" is the agent's default.
+	KeyEnv string
 }
 
 // SessionDirs are the private directories of one session, canonical paths. No
