@@ -166,6 +166,24 @@ func (p SandboxPlan) UnixSockets() UnixSockets { return p.unix }
 // same name replaces an earlier one.
 func (p SandboxPlan) Env() []EnvRule { return slices.Clone(p.env) }
 
+// Environ returns the child's whole environment as NAME=VALUE, in the order of
+// the rules: literal values as they stand, the others as lookup gives them now.
+// A variable that lookup does not have is left out. It is called when the child
+// is spawned, so that no value waits anywhere.
+func (p SandboxPlan) Environ(lookup func(name string) (string, bool)) []string {
+	env := make([]string, 0, len(p.env))
+	for _, r := range p.env {
+		value, ok := r.Value, r.Literal
+		if !ok && lookup != nil {
+			value, ok = lookup(r.Name)
+		}
+		if ok {
+			env = append(env, r.Name+"="+value)
+		}
+	}
+	return env
+}
+
 // Limits returns the limits.
 func (p SandboxPlan) Limits() Limits { return p.limits }
 

@@ -9,6 +9,9 @@ import (
 // SessionRecords keeps what a later resume needs, and the private directories
 // of sessions. It is safe for concurrent use, also by several processes.
 type SessionRecords interface {
+	// Paths returns where the private directories of a session are, or would be.
+	// It makes nothing.
+	Paths(id domain.SessionID) (SessionDirs, error)
 	// Dirs makes the private directories of a session where they are missing
 	// and returns them. They are readable by the user alone.
 	Dirs(ctx context.Context, id domain.SessionID) (SessionDirs, error)

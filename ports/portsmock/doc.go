@@ -1,0 +1,11 @@
+// Package portsmock holds generated mocks of the ports, for tests that are
+// about the order of calls. Where behaviour matters, the fakes of portstest are
+// the better choice. It may import ports, domain and gomock, and is imported
+// by tests alone.
+package portsmock
+
+//go:generate go tool mockgen -source=../agent.go -destination=agent.go -package portsmock -mock_names AgentAdapter=AgentAdapter,Parser=Parser
+//go:generate go tool mockgen -source=../command.go -destination=command.go -package portsmock -mock_names CommandRunner=CommandRunner
+//go:generate go tool mockgen -source=../enforcer.go -destination=enforcer.go -package portsmock -mock_names SandboxEnforcer=SandboxEnforcer,Confinement=Confinement,KillGroup=KillGroup
+//go:generate go tool mockgen -source=../records.go -destination=records.go -package portsmock -mock_names SessionRecords=SessionRecords
+//go:generate go tool mockgen -source=../session.go -destination=session.go -package portsmock -mock_names StructuredSessionFactory=StructuredSessionFactory,StructuredSession=StructuredSession,Turn=Turn
