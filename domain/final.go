@@ -83,6 +83,7 @@ const (
 	ErrorClassIdle         = "idle"
 	ErrorClassOutputLimit  = "output_limit"
 	ErrorClassStorage      = "storage"
+	ErrorClassInternal     = "internal" // a fault of Caisson's own
 	ErrorClassProtocol     = "protocol"
 	ErrorClassExit         = "exit"
 	ErrorClassConversation = "conversation" // the agent continued another conversation than the one asked for
@@ -124,6 +125,7 @@ const (
 	EndIdle
 	EndOutputLimit
 	EndStorage
+	EndInternal    // a fault of Caisson's own
 	EndResultGrace // it had given its final, but would not exit
 )
 
@@ -163,6 +165,8 @@ func Conclude(claim *Final, end TurnEnd) Final {
 		fail(OutcomeFailed, ErrorClassOutputLimit, end.Detail)
 	case end.Cause == EndStorage:
 		fail(OutcomeFailed, ErrorClassStorage, end.Detail)
+	case end.Cause == EndInternal:
+		fail(OutcomeFailed, ErrorClassInternal, end.Detail)
 	case claim != nil:
 		if f.Outcome == OutcomeCompleted {
 			f.Error = nil

@@ -104,7 +104,7 @@ type Parser interface {
 	// parser's own and ends the turn.
 	ParseEvent(line []byte) (Parsed, error)
 	// Interrupt returns what to write to stdin to interrupt the turn, nil if the
-	// protocol has nothing for it.
+	// protocol has nothing for it. It is asked once, before the first line.
 	Interrupt() []byte
 	// Finish is called once, after the last line. It returns events that were
 	// held back, and, if the agent gave one, its own final as a claim: a

@@ -1,0 +1,118 @@
+package process
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// markName is the environment variable that marks the processes of one spawn,
+// for the tree walk.
+const markName = "CAISSON_SPAWN"
+
+// Config configures a Spawner. The zero value has no enforcer and allows no
+// native spawn: it can start nothing but explicitly unconfined lines.
+type Config struct {
+	// Enforcer enforces the plans; nil for none.
+	Enforcer ports.SandboxEnforcer
+	// AllowNative runs a line with a plan natively when there is no enforcer.
+	// The receipt then says unconfined. Without it that is ErrNoEnforcer.
+	AllowNative bool
+	// KeepInheritedFDs leaves the host's own inheritable descriptors open to
+	// confined children. By default every descriptor above 2 is marked
+	// close-on-exec before a spawn.
+	KeepInheritedFDs bool
+}
+
+// Spawner starts children. It is safe for concurrent use.
+type Spawner struct {
+	cfg Config
+}
+
+// NewSpawner returns a spawner.
+func NewSpawner(cfg Config) *Spawner {
+	warmUp()
+	return &Spawner{cfg: cfg}
+}
+
+// stdio holds the files that become the child's descriptors 0, 1 and 2. They
+// are opened before the thread is restricted, and stay the caller's to close.
+type stdio [3]*os.File
+
+// child is a started process, with all that ends it.
+type child struct {
+	proc    *os.Process
+	exit    *exitWatch
+	keeper  *keeper // nil if there is none
+	mark    string
+	receipt domain.Receipt
+}
+
+// start starts the line. Confined children are still stopped when it returns:
+// resume lets them run. withKeeper asks for a keeper where the confinement
+// offers a kill group.
+func (s *Spawner) start(ctx context.Context, line domain.SpawnLine, files stdio, withKeeper bool) (*child, error) {
+	if err := line.Validate(); err != nil {
+		return nil, err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, &domain.SpawnError{Step: "not started", Argv0: line.Path, Err: err}
+	}
+	mark := newMark()
+	line.Env = append(append([]string(nil), line.Env...), markName+"="+mark)
+
+	switch {
+	case line.Sandbox.IsUnconfined():
+		return s.startNative(line, files, mark, line.Sandbox.Why())
+	case s.cfg.Enforcer != nil:
+		return s.startConfined(ctx, line, files, mark, withKeeper)
+	case s.cfg.AllowNative:
+		return s.startNative(line, files, mark, "no enforcer is configured, and native turns are allowed")
+	}
+	return nil, domain.ErrNoEnforcer
+}
+
+func (s *Spawner) startNative(line domain.SpawnLine, files stdio, mark, why string) (*child, error) {
+	proc, err := os.StartProcess(line.Path, line.Argv, &os.ProcAttr{
+		Dir: line.Dir, Env: line.Env, Files: files[:], Sys: nativeAttr(),
+	})
+	if err != nil {
+		return nil, startError(line, err)
+	}
+	exit, err := watchExit(proc.Pid)
+	if err != nil {
+		discard(proc)
+		return nil, &domain.SpawnError{Step: "watch", Argv0: line.Path, Err: err}
+	}
+	return &child{proc: proc, exit: exit, mark: mark, receipt: domain.Receipt{
+		Unconfined: true, Why: why, Preset: line.Sandbox.Preset(),
+		PlanDigest: line.Sandbox.Digest(), Tree: nativeTree,
+	}}, nil
+}
+
+// startError explains a start that the system refused.
+func startError(line domain.SpawnLine, err error) error {
+	e := &domain.SpawnError{Step: "start", Argv0: line.Path, Err: err}
+	switch {
+	case os.IsNotExist(err):
+		e.Remedy = "the program, its interpreter or the working directory does not exist: check " + fmt.Sprintf("%q", line.Dir)
+	case os.IsPermission(err):
+		e.Remedy = "the program is not executable, or the plan does not grant read+exec on it and on what it loads"
+	}
+	return e
+}
+
+// discard ends a child that nobody will get, and reaps it.
+func discard(proc *os.Process) {
+	// A child that is gone already is as good.
+	_ = proc.Kill()
+	_, _ = proc.Wait()
+}
+
+func newMark() string {
+	return rand.Text()
+}

@@ -1,0 +1,212 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+const nativeTree = domain.TreeWalk
+
+// warmUp makes package os find out now whether pidfds work: it starts a probe
+// process for it once, which must not happen on a restricted thread.
+func warmUp() {
+	if p, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = p.Release()
+	}
+}
+
+// nativeAttr makes the child a session leader without a terminal.
+func nativeAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// startConfined starts the line on a throwaway thread, under its plan. The
+// child has not executed one instruction when it returns.
+func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, files stdio, mark string, withKeeper bool) (_ *child, err error) {
+	conf, err := s.cfg.Enforcer.Prepare(ctx, line.Sandbox, line)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, conf.Close()) }()
+	line = conf.SpawnLine()
+	if err := line.Validate(); err != nil {
+		return nil, err
+	}
+
+	var keep *keeper
+	group, canGroup := conf.(ports.KillGroup)
+	if withKeeper && canGroup {
+		if keep, err = prepareKeeper(); err != nil {
+			return nil, err
+		}
+	}
+	var proc *os.Process
+	err = onThrowawayThread(func() error {
+		if keep != nil {
+			entered, err := group.EnterKillGroup()
+			if err != nil {
+				return err
+			}
+			if entered {
+				if err := keep.start(); err != nil {
+					return err
+				}
+			}
+		}
+		if err := conf.Apply(); err != nil {
+			return err
+		}
+		if !s.cfg.KeepInheritedFDs {
+			if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+				return &domain.SpawnError{Step: "close_range", Argv0: line.Path, Err: err}
+			}
+		}
+		proc, err = os.StartProcess(line.Path, line.Argv, &os.ProcAttr{
+			Dir: line.Dir, Env: line.Env, Files: files[:],
+			Sys: &syscall.SysProcAttr{Setsid: true, Ptrace: true},
+		})
+		if err != nil {
+			return startError(line, err)
+		}
+		if err := leaveStopped(proc.Pid); err != nil {
+			return &domain.SpawnError{Step: "stop at birth", Argv0: line.Path, Err: err}
+		}
+		return nil
+	})
+	// From here on the thread is gone, or err says that it is not.
+	fail := func(err error) (*child, error) {
+		if proc != nil {
+			discard(proc)
+		}
+		if keep != nil {
+			err = errors.Join(err, keep.abandon())
+		}
+		return nil, err
+	}
+	if err != nil {
+		return fail(err)
+	}
+	receipt := conf.Receipt()
+	receipt.InheritedFDs = s.cfg.KeepInheritedFDs
+	receipt.Tree = domain.TreeWalk
+	if keep != nil {
+		if keep.proc == nil { // the host has no signal scope
+			err := keep.abandon()
+			if keep = nil; err != nil {
+				return fail(err)
+			}
+		} else {
+			if err := keep.arm(); err != nil {
+				return fail(&domain.EnforcementError{Step: "kill group", ABI: receipt.ABI, Err: err})
+			}
+			receipt.Tree = domain.TreeKeeper
+		}
+	}
+	exit, err := watchExit(proc.Pid)
+	if err != nil {
+		return fail(&domain.SpawnError{Step: "watch", Argv0: line.Path, Err: err})
+	}
+	return &child{proc: proc, exit: exit, keeper: keep, mark: mark, receipt: receipt}, nil
+}
+
+// leaveStopped takes a child that stopped at its exec, under trace by the
+// calling thread, and lets go of it such that it stays stopped. It has not
+// executed one instruction of its program, and will not before a SIGCONT.
+func leaveStopped(pid int) error {
+	var status unix.WaitStatus
+	for {
+		_, err := unix.Wait4(pid, &status, unix.WALL, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return os.NewSyscallError("wait4", err)
+		}
+		break
+	}
+	if !status.Stopped() {
+		return fmt.Errorf("the child ended before its first instruction (wait status %#x)", uint32(status))
+	}
+	// ptrace(2): PTRACE_DETACH with a signal restarts the tracee with it;
+	// SIGSTOP stops it before it gets back to user mode. x/sys' PtraceDetach
+	// cannot pass a signal.
+	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_DETACH, uintptr(pid), 0, uintptr(unix.SIGSTOP), 0, 0); errno != 0 {
+		return os.NewSyscallError("ptrace(PTRACE_DETACH)", errno)
+	}
+	return nil
+}
+
+// resume lets a child run that was born stopped.
+func (c *child) resume() error {
+	if c.receipt.Unconfined {
+		return nil
+	}
+	if err := c.proc.Signal(unix.SIGCONT); err != nil {
+		return &domain.SpawnError{Step: "resume", Argv0: c.receipt.Enforcer, Err: err}
+	}
+	return nil
+}
+
+// signalGroup signals the child's process group: it is a session leader, so
+// the group has its pid.
+func (c *child) signalGroup(sig ports.Signal) {
+	// A group that is gone is the aim.
+	_ = unix.Kill(-c.proc.Pid, unix.Signal(sig))
+}
+
+// signalMain signals the child alone, through its pidfd.
+func (c *child) signalMain(sig ports.Signal) {
+	// A child that is gone is the aim.
+	_ = c.proc.Signal(unix.Signal(sig))
+}
+
+// exitWatch waits for the end of a process without keeping a thread: a pidfd
+// becomes readable then (pidfd_open(2)).
+type exitWatch struct {
+	pidfd *os.File
+}
+
+func watchExit(pid int) (*exitWatch, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	return &exitWatch{pidfd: os.NewFile(uintptr(fd), "pidfd")}, nil
+}
+
+// awaitExit returns when the child has ended; it is not reaped yet.
+func (c *child) awaitExit() error {
+	conn, err := c.exit.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return conn.Read(func(fd uintptr) bool {
+		// The poller tells of edges only, and one from before this call is
+		// lost: ask for the level first.
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, 0)
+		return n > 0 && err == nil
+	})
+}
+
+func (w *exitWatch) close() error { return w.pidfd.Close() }
+
+// status reaps a child that has ended.
+func (c *child) status() domain.ExitStatus {
+	state, err := c.proc.Wait()
+	if err != nil {
+		return domain.ExitStatus{} // somebody else reaped it
+	}
+	ws, ok := state.Sys().(syscall.WaitStatus)
+	if ok && ws.Signaled() {
+		return domain.ExitStatus{Known: true, Code: -1, Signal: unix.SignalName(ws.Signal()), SignalNumber: int(ws.Signal())}
+	}
+	return domain.ExitStatus{Known: true, Code: state.ExitCode()}
+}

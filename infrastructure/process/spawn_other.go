@@ -1,0 +1,67 @@
+//go:build !linux
+
+package process
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"syscall"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+const nativeTree = domain.TreeNone
+
+func warmUp() {}
+
+func nativeAttr() *syscall.SysProcAttr { return nil }
+
+// startConfined refuses: there is no Landlock on this system. An enforcer that
+// can do without would still be refused here, which is the safe side.
+func (s *Spawner) startConfined(_ context.Context, line domain.SpawnLine, _ stdio, _ string, _ bool) (*child, error) {
+	return nil, &domain.SpawnError{
+		Step: "confine", Argv0: line.Path, Err: syscall.ENOSYS,
+		Remedy: "sandboxed turns need Linux, this is " + runtime.GOOS,
+	}
+}
+
+// exitWatch holds what the wait for the end of a process found.
+type exitWatch struct {
+	state *os.ProcessState
+}
+
+func watchExit(int) (*exitWatch, error) { return &exitWatch{}, nil }
+
+func (w *exitWatch) close() error { return nil }
+
+// awaitExit returns when the child has ended.
+func (c *child) awaitExit() (err error) {
+	c.exit.state, err = c.proc.Wait()
+	return err
+}
+
+// status returns how the child ended; after awaitExit.
+func (c *child) status() domain.ExitStatus {
+	if c.exit.state == nil {
+		return domain.ExitStatus{}
+	}
+	return domain.ExitStatus{Known: true, Code: c.exit.state.ExitCode()}
+}
+
+func (c *child) resume() error { return nil }
+
+// signalMain signals the child. What the system does not know of fails, and the
+// kill at the end of the ladder is left.
+func (c *child) signalMain(sig ports.Signal) { _ = c.proc.Signal(syscall.Signal(sig)) }
+
+func (c *child) signalGroup(sig ports.Signal) { c.signalMain(sig) }
+
+// killTree ends nothing but what kill ends: the child.
+func (c *child) killTree() error { return nil }
+
+// keeper exists on Linux only.
+type keeper struct{}
+
+func (k *keeper) dismiss() error { return nil }

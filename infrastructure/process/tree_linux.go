@@ -1,0 +1,222 @@
+package process
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// killTree ends every process of the child's tree but the child itself, which
+// its owner reaps, and returns when they are gone. The child must be dead or
+// about to be: killTree kills it too.
+func (c *child) killTree() error {
+	if c.keeper != nil {
+		err := c.killByKeeper()
+		if err == nil {
+			return nil
+		}
+		// The keeper itself was killed, by the host or for lack of memory. The
+		// walk finds what does not hide.
+		if walked := c.killByWalk(); walked != nil {
+			return errors.Join(err, walked)
+		}
+		return nil
+	}
+	return c.killByWalk()
+}
+
+func (c *child) killByKeeper() error {
+	if err := c.keeper.kill(); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(treeGoneLimit); ; time.Sleep(treePause) {
+		left, err := c.keeper.left()
+		if err != nil {
+			return err
+		}
+		left = without(left, c.proc.Pid)
+		switch {
+		case len(left) == 0:
+			return nil
+		case time.Now().After(deadline):
+			return &TreeLeftError{Pids: left}
+		}
+	}
+}
+
+// killByWalk searches /proc for the child's descendants by parent, process
+// group, session and mark, and kills them, until two searches in a row find
+// none. It cannot prove that there is none: a process that has shed all four
+// is not found.
+func (c *child) killByWalk() error {
+	root := c.proc.Pid
+	deadline := time.Now().Add(treeGoneLimit)
+	for empty := 0; empty < 2; {
+		members := c.findTree()
+		if len(members) == 0 {
+			empty++
+			continue
+		}
+		empty = 0
+		left := make([]int, 0, len(members))
+		for _, m := range members {
+			m.kill(func() bool { return c.isMember(m.pid) })
+			left = append(left, m.pid)
+		}
+		if left = without(left, root); len(left) > 0 && time.Now().After(deadline) {
+			return &TreeLeftError{Pids: left}
+		}
+		time.Sleep(treePause)
+	}
+	return nil
+}
+
+// member is a process that belongs to a tree.
+type member struct {
+	pid   int
+	start uint64 // in clock ticks after boot
+}
+
+// kill sends SIGKILL through a pidfd, if the process is still the same one and
+// still a member: pids are reused.
+func (m member) kill(stillMember func() bool) {
+	fd, err := unix.PidfdOpen(m.pid, 0)
+	if err != nil {
+		return // gone
+	}
+	defer unix.Close(fd)
+	if st, ok := readStat(m.pid); !ok || st.start != m.start || !stillMember() {
+		return
+	}
+	// It may die of itself just now.
+	_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+}
+
+// findTree returns the living processes that belong to the child's tree, the
+// child included, youngest first: a parent that is killed before its child
+// makes the child harder to find.
+func (c *child) findTree() []member {
+	root := c.proc.Pid
+	pids := allPids()
+	stats := make(map[int]procStat, len(pids))
+	for _, pid := range pids {
+		if st, ok := readStat(pid); ok {
+			stats[pid] = st
+		}
+	}
+	in := map[int]bool{}
+	var belongs func(pid int, depth int) bool
+	belongs = func(pid, depth int) bool {
+		if known, ok := in[pid]; ok {
+			return known
+		}
+		st, ok := stats[pid]
+		if !ok || pid <= 1 || depth > len(stats) {
+			return false
+		}
+		yes := pid == root || st.session == root || st.pgrp == root || belongs(st.ppid, depth+1) || c.isMarked(pid)
+		in[pid] = yes
+		return yes
+	}
+	var members []member
+	for i := len(pids) - 1; i >= 0; i-- {
+		pid := pids[i]
+		if st := stats[pid]; st.alive() && pid != os.Getpid() && belongs(pid, 0) {
+			members = append(members, member{pid: pid, start: st.start})
+		}
+	}
+	return members
+}
+
+// isMember repeats for one process what findTree found.
+func (c *child) isMember(pid int) bool {
+	for st, ok := readStat(pid); ok && pid > 1; st, ok = readStat(pid) {
+		if root := c.proc.Pid; pid == root || st.session == root || st.pgrp == root || c.isMarked(pid) {
+			return true
+		}
+		pid = st.ppid
+	}
+	return false
+}
+
+func (c *child) isMarked(pid int) bool {
+	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	return err == nil && bytes.Contains(env, []byte(markName+"="+c.mark))
+}
+
+// allPids returns all process ids, in ascending order as /proc lists them.
+func allPids() []int {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	pids := make([]int, 0, len(names))
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// procStat is the part of /proc/<pid>/stat that the walk needs (proc(5)).
+type procStat struct {
+	state         byte
+	ppid          int
+	pgrp, session int
+	threads       int
+	start         uint64
+}
+
+// alive reports whether the process can still do something. With other threads
+// running on, a process whose main thread has exited shows state Z.
+func (s procStat) alive() bool {
+	switch s.state {
+	case 0, 'X':
+		return false
+	case 'Z':
+		return s.threads > 1
+	}
+	return true
+}
+
+func readStat(pid int) (procStat, bool) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return procStat{}, false
+	}
+	// The name stands in parentheses and may hold anything, also ")".
+	end := bytes.LastIndexByte(data, ')')
+	if end < 0 {
+		return procStat{}, false
+	}
+	fields := bytes.Fields(data[end+1:])
+	if len(fields) < 20 {
+		return procStat{}, false
+	}
+	num := func(i int) int {
+		n, _ := strconv.Atoi(string(fields[i]))
+		return n
+	}
+	start, _ := strconv.ParseUint(string(fields[19]), 10, 64)
+	return procStat{
+		state: fields[0][0], ppid: num(1), pgrp: num(2), session: num(3),
+		threads: num(17), start: start,
+	}, true
+}
+
+func without(pids []int, pid int) []int {
+	rest := pids[:0]
+	for _, p := range pids {
+		if p != pid {
+			rest = append(rest, p)
+		}
+	}
+	return rest
+}
