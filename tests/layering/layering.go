@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Rules are what [Rules.Check] enforces. Directories are relative to the
@@ -69,8 +70,8 @@ type Exception struct {
 // Source is one parsed file.
 type Source struct {
 	File string // relative to the module's root, with slashes
-	// Nested is true for a file of a module inside this one. Only the ban on
-	// unsafe code holds for it.
+	// Nested is true for a file of a module inside this one. Only the bans on
+	// unsafe code and on unfinished work hold for it.
 	Nested bool
 	AST    *ast.File
 }
@@ -147,6 +148,7 @@ func (r Rules) Check(sources []Source) []string {
 	packages := map[string][]Source{}
 	for _, s := range sources {
 		c.unsafeCode(s)
+		c.unfinished(s)
 		if s.Nested {
 			continue
 		}
@@ -301,6 +303,20 @@ func (c *checker) unsafeCode(s Source) {
 		for _, comment := range group.List {
 			if strings.HasPrefix(comment.Text, "//go:linkname") {
 				c.find("%s: go:linkname", s.File)
+			}
+		}
+	}
+}
+
+// unfinished finds the marks of work that was put off. What is missing belongs
+// into the tracker, where somebody looks for it.
+func (c *checker) unfinished(s Source) {
+	for _, group := range s.AST.Comments {
+		for _, comment := range group.List {
+			for _, word := range strings.FieldsFunc(comment.Text, func(r rune) bool { return !unicode.IsLetter(r) }) {
+				if slices.Contains([]string{"TODO", "FIXME", "XXX"}, word) {
+					c.find("%s: %s in a comment", s.File, word)
+				}
 			}
 		}
 	}

@@ -151,6 +151,8 @@ func TestCheckerFindsWhatBreaksTheRules(t *testing.T) {
 		{"a nested module has no layer", "nested/b.go", `package nested; import _ "os/exec"`, ""},
 		{"cgo", "infrastructure/session/b.go", `package session; import "C"`, "infrastructure/session/b.go: cgo"},
 		{"linkname", "infrastructure/session/b.go", "package session\n\n//go:linkname f runtime.f\nfunc f()\n", "infrastructure/session/b.go: go:linkname"},
+		{"work put off", "infrastructure/session/b.go", "package session\n\n// F: TODO(somebody) write it.\nfunc F() {}\n", "infrastructure/session/b.go: TODO in a comment"},
+		{"a list of things to do", "infrastructure/session/b.go", "package session\n\n// Todo is the agent's plan.\nfunc Todo() {}\n", ""},
 		{"no package comment", "infrastructure/store/b.go", "package store", "infrastructure/store: no file has a package comment"},
 		{"two package comments", "ports/b.go", doc("ports"), "ports: several package comments: ports/a.go, ports/b.go"},
 		{"a comment about something else", "infrastructure/store/b.go", "// Copyright somebody, and some more words to make it long enough to pass.\npackage store", "infrastructure/store/b.go: the package comment does not start with \"Package store \""},

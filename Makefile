@@ -1,0 +1,108 @@
+# `make test` is everything that CI runs; .ci/run calls it. The other targets are
+# its parts, and what takes longer.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+GO          ?= go
+
+# The race detector needs a C compiler. Where there is none the tests run
+# without it; CI insists.
+RACE := $(if $(or $(CI),$(shell command -v gcc || command -v clang)),-race,)
+
+# Packages whose tests depend on who runs them: as root they are run a second
+# time as an ordinary user.
+USER_PKGS := infrastructure/landlock infrastructure/process infrastructure/session tests/e2e
+
+EXAMPLES := $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
+CLIS     := tests/clis/node_modules/.package-lock.json
+
+FUZZTIME ?= 30s
+COUNT    ?= 50
+
+.PHONY: build test test-short check fmt-check vet lint clis race user bench bench-full \
+	stress fuzz examples generate-check clean
+
+build: ## the command, bin/caisson
+	$(GO) build -o bin/caisson ./cmd/caisson
+
+# What fails fast comes first.
+test: check clis bench examples user race ## all of it
+
+check: fmt-check vet lint generate-check ## all that runs no test
+
+test-short: ## the quick tests, without the race detector
+	$(GO) test -short ./...
+
+fmt-check:
+	@bad=$$(find . -name node_modules -prune -o -name testdata -prune -o -name '*.go' -print | xargs gofmt -l); \
+	if [ -n "$$bad" ]; then echo "not formatted (run gofmt -w):"; echo "$$bad"; exit 1; fi
+
+# The sandbox is Linux's, but the project compiles, and refuses, elsewhere too.
+vet:
+	for os in linux darwin windows; do echo "go vet for $$os"; GOOS=$$os CGO_ENABLED=0 $(GO) vet ./...; done
+	for dir in $(EXAMPLES); do $(GO) -C $$dir vet ./...; done
+
+lint: bin/golangci-lint bin/go-check-sumtype
+	bin/golangci-lint run ./...
+	bin/go-check-sumtype ./...
+
+# Built from the module proxy at the versions of tools/go.mod, in a minute when
+# nothing is cached.
+bin/golangci-lint: tools/go.mod tools/go.sum
+	$(GO) build -C tools -o ../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+bin/go-check-sumtype: tools/go.mod tools/go.sum
+	$(GO) build -C tools -o ../$@ github.com/alecthomas/go-check-sumtype/cmd/go-check-sumtype
+
+# The real agent CLIs, at the versions of the lock. Only their native programs
+# are used, so no install script needs to run.
+clis:
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory $(CLIS); \
+	elif [ "$${CAISSON_REQUIRE_CLIS:-}" = 1 ]; then echo "CAISSON_REQUIRE_CLIS=1, but npm is missing"; exit 1; \
+	else echo "npm is missing: the tests that drive the real agent CLIs will be skipped"; fi
+
+$(CLIS): tests/clis/package.json tests/clis/package-lock.json tests/clis/.npmrc
+	npm ci --ignore-scripts --prefix tests/clis
+	touch $@
+
+race: clis
+	@[ -n "$(RACE)" ] || echo "no C compiler: testing without the race detector"
+	$(GO) test $(RACE) -timeout 10m ./...
+
+user:
+	@if [ "$$(id -u)" -ne 0 ]; then echo "not root: 'make race' runs as an ordinary user anyway"; exit 0; fi; \
+	mkdir -p bin/user; \
+	for pkg in $(USER_PKGS); do \
+		binary=$$PWD/bin/user/$${pkg//\//-}.test; \
+		echo "as uid 65534: $$pkg"; \
+		$(GO) test $(RACE) -c -o "$$binary" ./$$pkg; \
+		tools/as-user.sh "$$binary" $$pkg -test.timeout=10m; \
+	done
+
+bench: ## every benchmark once: that they run, not how fast
+	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+bench-full: ## every benchmark, ten times, one package at a time
+	$(GO) test -run '^$$' -bench . -benchmem -count 10 -p 1 ./...
+
+stress: ## the seven invariants COUNT times, as root and as a user; writes docs/stress.log
+	COUNT=$(COUNT) tools/stress.sh
+
+fuzz: ## every fuzz target for FUZZTIME
+	for dir in $$(grep -rl --include='*_test.go' --exclude-dir=node_modules '^func Fuzz' . | xargs -r dirname | sort -u); do \
+		for target in $$($(GO) test -list '^Fuzz' $$dir | grep '^Fuzz'); do \
+			echo "$$dir $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$dir; \
+		done; \
+	done
+
+examples: ## builds and runs the examples, each a module of its own
+	for dir in $(EXAMPLES); do echo "$$dir"; $(GO) -C $$dir run .; done
+
+# Compares with the tree as it was, so that it also works on uncommitted changes.
+generate-check:
+	@state() { git diff HEAD; git ls-files --others --exclude-standard -z | xargs -0r sha256sum; }; \
+	before=$$(state | sha256sum); $(GO) generate ./...; after=$$(state | sha256sum); \
+	if [ "$$before" != "$$after" ]; then echo "go generate changes the tree: commit what it makes"; git status --short; exit 1; fi
+
+clean:
+	rm -rf bin dist
