@@ -89,7 +89,8 @@ stress: ## the seven invariants COUNT times, as root and as a user; writes docs/
 
 fuzz: ## every fuzz target for FUZZTIME
 	for dir in $$(grep -rl --include='*_test.go' --exclude-dir=node_modules '^func Fuzz' . | xargs -r dirname | sort -u); do \
-		for target in $$($(GO) test -list '^Fuzz' $$dir | grep '^Fuzz'); do \
+		targets=$$($(GO) test -list '^Fuzz' $$dir | grep '^Fuzz'); \
+		for target in $$targets; do \
 			echo "$$dir $$target"; \
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$dir; \
 		done; \

@@ -63,5 +63,6 @@ if [ "$(id -u)" -eq 0 ]; then
 	log "uid 65534" tools/as-user.sh "$work/e2e.test" tests/e2e "${flags[@]}"
 fi
 
+mkdir -p docs
 mv "$work/log" docs/stress.log
 cat docs/stress.log
