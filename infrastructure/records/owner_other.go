@@ -1,0 +1,12 @@
+//go:build !unix
+
+package records
+
+import "io/fs"
+
+// ours reports true: these systems have no owner in a file's mode, and their
+// home directories are private by their own means.
+func ours(fs.FileInfo) bool { return true }
+
+// othersCanWrite reports false, for the same reason.
+func othersCanWrite(fs.FileInfo) bool { return false }

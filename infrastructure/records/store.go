@@ -1,0 +1,352 @@
+package records
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+const (
+	sessionsDir = "sessions"
+	recordFile  = "record.json"
+	// maxRecord bounds what is read. A record is some hundred bytes, and a
+	// lineage grows by 40 bytes per change of the conversation.
+	maxRecord = 1 << 20
+)
+
+// Store is a ports.SessionRecords in the file system. It holds no descriptor
+// between calls, so there is nothing to close. It is safe for concurrent use,
+// also by several processes: a record is replaced whole, by rename.
+type Store struct {
+	root string
+}
+
+var _ ports.SessionRecords = (*Store)(nil)
+
+// DefaultRoot returns where the state of Caisson belongs by the XDG Base
+// Directory Specification (version 0.8): $XDG_STATE_HOME/caisson, or
+// $HOME/.local/state/caisson. As the specification asks, a relative
+// $XDG_STATE_HOME is ignored.
+func DefaultRoot(lookupEnv func(name string) (string, bool)) (string, error) {
+	if dir, _ := lookupEnv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "caisson"), nil
+	}
+	home, _ := lookupEnv("HOME")
+	if !filepath.IsAbs(home) {
+		return "", &domain.InvalidError{
+			What: "HOME", Value: home, Reason: "not an absolute path, so there is no place for Caisson's state",
+			Remedy: "set HOME or XDG_STATE_HOME",
+		}
+	}
+	return filepath.Join(home, ".local", "state", "caisson"), nil
+}
+
+// New returns the store below root, an absolute path. A missing root is made,
+// for the user alone. One that belongs to somebody else, or that others can
+// write to, is refused with a *domain.InvalidError.
+func New(root string) (*Store, error) {
+	bad := func(reason, remedy string, err error) error {
+		return &domain.InvalidError{What: "state directory", Value: root, Reason: reason, Remedy: remedy, Err: err}
+	}
+	if !filepath.IsAbs(root) {
+		return nil, bad("not an absolute path", "pass an absolute path", nil)
+	}
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return nil, bad("cannot be made", "set XDG_STATE_HOME to a directory that you can write to", err)
+	}
+	canonical, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return nil, bad("cannot be resolved", "", err)
+	}
+	info, err := os.Lstat(canonical)
+	switch {
+	case err != nil:
+		return nil, bad("cannot be examined", "", err)
+	case !ours(info):
+		return nil, bad("belongs to another user", "set XDG_STATE_HOME to a directory of your own", nil)
+	case othersCanWrite(info):
+		return nil, bad("others can write to it ("+info.Mode().String()+")", "chmod go-w it", nil)
+	}
+	return &Store{root: canonical}, nil
+}
+
+// Root implements ports.SessionRecords.
+func (s *Store) Root() string { return s.root }
+
+// Paths implements ports.SessionRecords.
+func (s *Store) Paths(id domain.SessionID) (ports.SessionDirs, error) {
+	if _, err := domain.ParseSessionID(string(id)); err != nil {
+		return ports.SessionDirs{}, err
+	}
+	dir := filepath.Join(s.root, sessionsDir, string(id))
+	return ports.SessionDirs{
+		State: filepath.Join(dir, "agent"), Home: filepath.Join(dir, "home"),
+		Temp: filepath.Join(dir, "tmp"), Spool: filepath.Join(dir, "spool"),
+	}, nil
+}
+
+// Dirs implements ports.SessionRecords.
+func (s *Store) Dirs(ctx context.Context, id domain.SessionID) (ports.SessionDirs, error) {
+	dirs, err := s.Paths(id)
+	if err != nil {
+		return ports.SessionDirs{}, err
+	}
+	session, err := s.openSession(ctx, id, true)
+	if err != nil {
+		return ports.SessionDirs{}, err
+	}
+	defer session.Close()
+	for _, dir := range []string{dirs.State, dirs.Home, dirs.Temp, dirs.Spool} {
+		if err := privateDir(session, filepath.Base(dir), true); err != nil {
+			return ports.SessionDirs{}, err
+		}
+	}
+	return dirs, nil
+}
+
+// Save implements ports.SessionRecords.
+func (s *Store) Save(ctx context.Context, r domain.SessionRecord) error {
+	if _, err := domain.ParseSessionID(string(r.ID)); err != nil {
+		return err
+	}
+	data, err := encode(r)
+	if err != nil {
+		return err
+	}
+	session, err := s.openSession(ctx, r.ID, true)
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	if err := replace(session, recordFile, data); err != nil {
+		return fmt.Errorf("save the record of session %s: %w", r.ID, err)
+	}
+	return nil
+}
+
+// Load implements ports.SessionRecords.
+func (s *Store) Load(ctx context.Context, id domain.SessionID) (domain.SessionRecord, error) {
+	if _, err := domain.ParseSessionID(string(id)); err != nil {
+		return domain.SessionRecord{}, err
+	}
+	unknown := &domain.InvalidError{
+		What: "session", Value: string(id), Reason: "no such session in " + s.root,
+		Remedy: "pass the id that an earlier run printed in its events (field \"session\")",
+	}
+	session, err := s.openSession(ctx, id, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return domain.SessionRecord{}, unknown
+	}
+	if err != nil {
+		return domain.SessionRecord{}, err
+	}
+	defer session.Close()
+	data, err := readRegular(session, recordFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return domain.SessionRecord{}, unknown
+	}
+	if err != nil {
+		return domain.SessionRecord{}, fmt.Errorf("read the record of session %s: %w", id, err)
+	}
+	r, err := decode(data)
+	if err != nil {
+		return domain.SessionRecord{}, fmt.Errorf("the record of session %s: %w", id, err)
+	}
+	if r.ID != id {
+		return domain.SessionRecord{}, fmt.Errorf("the record of session %s: it is that of session %s", id, r.ID)
+	}
+	return r, nil
+}
+
+// Remove implements ports.SessionRecords.
+func (s *Store) Remove(ctx context.Context, id domain.SessionID) error {
+	if _, err := domain.ParseSessionID(string(id)); err != nil {
+		return err
+	}
+	sessions, err := s.openSessions(ctx, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer sessions.Close()
+	if err := removeTree(sessions, string(id)); err != nil {
+		return fmt.Errorf("remove session %s: %w", id, err)
+	}
+	return nil
+}
+
+// openSessions opens the directory of all sessions, and makes it if it may.
+func (s *Store) openSessions(ctx context.Context, create bool) (*os.Root, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(s.root)
+	if err != nil {
+		return nil, fmt.Errorf("open the state directory: %w", err)
+	}
+	defer root.Close()
+	return openDir(root, sessionsDir, create)
+}
+
+// openSession opens one session's directory, and makes it if it may. Without
+// leave to make it, a missing one is fs.ErrNotExist.
+func (s *Store) openSession(ctx context.Context, id domain.SessionID, create bool) (*os.Root, error) {
+	sessions, err := s.openSessions(ctx, create)
+	if err != nil {
+		return nil, err
+	}
+	defer sessions.Close()
+	return openDir(sessions, string(id), create)
+}
+
+func openDir(parent *os.Root, name string, create bool) (*os.Root, error) {
+	if err := privateDir(parent, name, create); err != nil {
+		return nil, err
+	}
+	dir, err := parent.OpenRoot(name)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", filepath.Join(parent.Name(), name), err)
+	}
+	return dir, nil
+}
+
+// privateDir checks that name is a directory of the user's own, readable by
+// nobody else; it makes it if it is missing and create is true.
+func privateDir(parent *os.Root, name string, create bool) error {
+	full := filepath.Join(parent.Name(), name)
+	if create {
+		if err := parent.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("make %s: %w", full, err)
+		}
+	}
+	info, err := parent.Lstat(name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("examine %s: %w", full, err)
+	case !info.IsDir():
+		return &domain.InvalidError{What: "state directory", Value: full, Reason: "not a directory but " + info.Mode().Type().String(), Remedy: "look at what it is, and remove it"}
+	case !ours(info):
+		return &domain.InvalidError{What: "state directory", Value: full, Reason: "belongs to another user", Remedy: "look at what it is, and remove it"}
+	case info.Mode().Perm()&0o077 != 0:
+		if err := parent.Chmod(name, 0o700); err != nil {
+			return fmt.Errorf("make %s private: %w", full, err)
+		}
+	}
+	return nil
+}
+
+// readRegular reads a regular file of the user's own. It follows no link: what
+// is opened must be what was examined.
+func readRegular(dir *os.Root, name string) ([]byte, error) {
+	full := filepath.Join(dir.Name(), name)
+	bad := func(reason string) error {
+		return &domain.InvalidError{What: "file", Value: full, Reason: reason, Remedy: "look at what it is, and remove it"}
+	}
+	// Another process may replace the record in between; that is no reason to
+	// fail, but to look again.
+	for range 10 {
+		before, err := dir.Lstat(name)
+		switch {
+		case err != nil:
+			return nil, err
+		case !before.Mode().IsRegular():
+			return nil, bad("not a regular file but " + before.Mode().Type().String())
+		case !ours(before):
+			return nil, bad("belongs to another user")
+		case before.Size() > maxRecord:
+			return nil, bad(fmt.Sprintf("%d bytes are too many for a record", before.Size()))
+		}
+		data, same, err := readSame(dir, name, before)
+		if same || err != nil {
+			return data, err
+		}
+	}
+	return nil, bad("replaced again and again while it was being opened")
+}
+
+// readSame reads a file if it is still the one that was examined.
+func readSame(dir *os.Root, name string, before fs.FileInfo) (data []byte, same bool, err error) {
+	f, err := dir.Open(name)
+	if err != nil {
+		return nil, false, err
+	}
+	defer f.Close()
+	after, err := f.Stat()
+	if err != nil || !os.SameFile(before, after) {
+		return nil, false, err
+	}
+	data, err = io.ReadAll(io.LimitReader(f, maxRecord))
+	return data, true, err
+}
+
+// replace writes a file whole or not at all, also across a power failure: the
+// data is on disk before the name points to it.
+func replace(dir *os.Root, name string, data []byte) (err error) {
+	temp := name + "." + rand.Text()
+	f, err := dir.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, dir.Remove(temp))
+		}
+	}()
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := dir.Rename(temp, name); err != nil {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// removeTree removes name and all below it. Tools leave directories behind that
+// their owner cannot write to (Go's module cache is one), so a refusal is
+// answered by making the directories writable and trying again.
+func removeTree(dir *os.Root, name string) error {
+	err := dir.RemoveAll(name)
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	unlock(dir, name)
+	return dir.RemoveAll(name)
+}
+
+// unlock makes every directory at and below name writable. Only directories
+// are opened, one component at a time, so no link is followed; what it cannot
+// change is left for the removal to report.
+func unlock(parent *os.Root, name string) {
+	info, err := parent.Lstat(name)
+	if err != nil || !info.IsDir() || parent.Chmod(name, 0o700) != nil {
+		return
+	}
+	dir, err := parent.OpenRoot(name)
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	entries, err := fs.ReadDir(dir.FS(), ".")
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			unlock(dir, e.Name())
+		}
+	}
+}

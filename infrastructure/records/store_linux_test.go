@@ -1,0 +1,317 @@
+package records
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+	"github.com/caisson-run/caisson/ports/portstest"
+	"github.com/caisson-run/caisson/tests/testkit"
+)
+
+const id = domain.SessionID("01890a5d-ac96-774b-bcce-b302099a8057")
+
+func newStore(tb testing.TB) *Store {
+	tb.Helper()
+	s, err := New(filepath.Join(tb.TempDir(), "a", "state"))
+	require.NoError(tb, err)
+	return s
+}
+
+func TestStoreKeepsTheContract(t *testing.T) {
+	portstest.AssertSessionRecordsContract(t, func(tb testing.TB) ports.SessionRecords { return newStore(tb) })
+}
+
+func TestNothingIsLeftOpenAndNoTemporaryFileStays(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newStore(t)
+	dirs, err := s.Dirs(t.Context(), id)
+	require.NoError(t, err)
+	for range 3 {
+		require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
+	}
+	_, err = s.Load(t.Context(), id)
+	require.NoError(t, err)
+	entries, err := os.ReadDir(filepath.Dir(dirs.State))
+	require.NoError(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	require.Equal(t, []string{"agent", "home", "record.json", "spool", "tmp"}, names)
+}
+
+func TestEverythingIsPrivate(t *testing.T) {
+	s := newStore(t)
+	old := syscall.Umask(0)
+	defer syscall.Umask(old)
+	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
+	_, err := s.Dirs(t.Context(), id)
+	require.NoError(t, err)
+	require.NoError(t, filepath.Walk(s.Root(), func(path string, info os.FileInfo, err error) error {
+		require.NoError(t, err)
+		require.Zero(t, info.Mode().Perm()&0o077, "%s %s", path, info.Mode())
+		return nil
+	}))
+}
+
+func TestDirsMakesAnOpenedDirectoryPrivateAgain(t *testing.T) {
+	s := newStore(t)
+	dirs, err := s.Dirs(t.Context(), id)
+	require.NoError(t, err)
+	require.NoError(t, os.Chmod(dirs.Home, 0o755))
+	_, err = s.Dirs(t.Context(), id)
+	require.NoError(t, err)
+	info, err := os.Stat(dirs.Home)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+}
+
+func TestNewRefuses(t *testing.T) {
+	open := filepath.Join(t.TempDir(), "open")
+	require.NoError(t, os.Mkdir(open, 0o700))
+	require.NoError(t, os.Chmod(open, 0o777))
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for root, reason := range map[string]string{
+		"":                        "not an absolute path",
+		"relative/path":           "not an absolute path",
+		open:                      "others can write to it",
+		file:                      "cannot be made",
+		filepath.Join(file, "in"): "cannot be made",
+	} {
+		_, err := New(root)
+		var invalid *domain.InvalidError
+		require.ErrorAs(t, err, &invalid, root)
+		require.Contains(t, err.Error(), reason)
+		require.Equal(t, root, invalid.Value)
+	}
+}
+
+func TestRootIsCanonical(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "real"), 0o700))
+	require.NoError(t, os.Symlink("real", filepath.Join(dir, "link")))
+	s, err := New(filepath.Join(dir, "link", "state"))
+	require.NoError(t, err)
+	require.Equal(t, filepath.Join(dir, "real", "state"), s.Root())
+}
+
+func TestDefaultRoot(t *testing.T) {
+	env := func(pairs ...string) func(string) (string, bool) {
+		return func(name string) (string, bool) {
+			for i := 0; i < len(pairs); i += 2 {
+				if pairs[i] == name {
+					return pairs[i+1], true
+				}
+			}
+			return "", false
+		}
+	}
+	for _, c := range []struct {
+		name string
+		env  func(string) (string, bool)
+		want string
+	}{
+		{"home", env("HOME", "/h"), "/h/.local/state/caisson"},
+		{"xdg", env("HOME", "/h", "XDG_STATE_HOME", "/x"), "/x/caisson"},
+		{"xdg without a home", env("XDG_STATE_HOME", "/x"), "/x/caisson"},
+		{"a relative xdg is ignored", env("HOME", "/h", "XDG_STATE_HOME", "x"), "/h/.local/state/caisson"},
+		{"an empty xdg is ignored", env("HOME", "/h", "XDG_STATE_HOME", ""), "/h/.local/state/caisson"},
+		{"neither", env(), ""},
+		{"a relative home", env("HOME", "h"), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := DefaultRoot(c.env)
+			require.Equal(t, c.want, got)
+			if c.want == "" {
+				var invalid *domain.InvalidError
+				require.ErrorAs(t, err, &invalid)
+				require.NotEmpty(t, invalid.Remedy)
+				return
+			}
+			require.NoError(t, err)
+		})
+	}
+}
+
+func TestForeignThingsInTheWayAreErrors(t *testing.T) {
+	elsewhere := func(t *testing.T) string {
+		dir := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "record.json"), []byte("{}"), 0o600))
+		return dir
+	}
+	for _, c := range []struct {
+		name  string
+		plant func(t *testing.T, s *Store)
+	}{
+		{"a link for all sessions", func(t *testing.T, s *Store) {
+			require.NoError(t, os.Symlink(elsewhere(t), filepath.Join(s.root, "sessions")))
+		}},
+		{"a file for all sessions", func(t *testing.T, s *Store) {
+			require.NoError(t, os.WriteFile(filepath.Join(s.root, "sessions"), nil, 0o600))
+		}},
+		{"a link for the session", func(t *testing.T, s *Store) {
+			require.NoError(t, os.Mkdir(filepath.Join(s.root, "sessions"), 0o700))
+			require.NoError(t, os.Symlink(elsewhere(t), filepath.Join(s.root, "sessions", string(id))))
+		}},
+		{"a link within the root for the session", func(t *testing.T, s *Store) {
+			_, err := s.Dirs(t.Context(), "01890a5d-ac96-774b-bcce-b302099a8058")
+			require.NoError(t, err)
+			require.NoError(t, os.Symlink("01890a5d-ac96-774b-bcce-b302099a8058", filepath.Join(s.root, "sessions", string(id))))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStore(t)
+			c.plant(t, s)
+			_, err := s.Dirs(t.Context(), id)
+			require.ErrorContains(t, err, "not a directory")
+			require.ErrorContains(t, s.Save(t.Context(), domain.SessionRecord{ID: id}), "not a directory")
+			_, err = s.Load(t.Context(), id)
+			require.ErrorContains(t, err, "not a directory")
+		})
+	}
+	t.Run("a link for a private directory", func(t *testing.T) {
+		s := newStore(t)
+		dirs, err := s.Dirs(t.Context(), id)
+		require.NoError(t, err)
+		require.NoError(t, os.Remove(dirs.Temp))
+		require.NoError(t, os.Symlink("home", dirs.Temp))
+		_, err = s.Dirs(t.Context(), id)
+		require.ErrorContains(t, err, "not a directory")
+	})
+	t.Run("a link for the record", func(t *testing.T) {
+		s := newStore(t)
+		dirs, err := s.Dirs(t.Context(), id)
+		require.NoError(t, err)
+		require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
+		record := filepath.Join(filepath.Dir(dirs.State), "record.json")
+		require.NoError(t, os.Rename(record, filepath.Join(dirs.State, "record.json")))
+		require.NoError(t, os.Symlink("agent/record.json", record))
+		_, err = s.Load(t.Context(), id)
+		require.ErrorContains(t, err, "not a regular file")
+		// A save replaces the link and does not follow it.
+		require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "codex"}))
+		got, err := s.Load(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, domain.AgentCodex, got.Kind)
+		old, err := os.ReadFile(filepath.Join(dirs.State, "record.json"))
+		require.NoError(t, err)
+		require.Contains(t, string(old), "claude")
+	})
+	t.Run("a pipe for the record does not hang", func(t *testing.T) {
+		s := newStore(t)
+		dirs, err := s.Dirs(t.Context(), id)
+		require.NoError(t, err)
+		require.NoError(t, syscall.Mkfifo(filepath.Join(filepath.Dir(dirs.State), "record.json"), 0o600))
+		_, err = s.Load(t.Context(), id)
+		require.ErrorContains(t, err, "not a regular file")
+	})
+	t.Run("a file of another user", func(t *testing.T) {
+		if os.Geteuid() != 0 {
+			t.Skip("root: only root can give a file away")
+		}
+		s := newStore(t)
+		dirs, err := s.Dirs(t.Context(), id)
+		require.NoError(t, err)
+		require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
+		record := filepath.Join(filepath.Dir(dirs.State), "record.json")
+		require.NoError(t, os.Chown(record, 65534, 65534))
+		_, err = s.Load(t.Context(), id)
+		require.ErrorContains(t, err, "another user")
+		require.NoError(t, os.Chown(dirs.Home, 65534, 65534))
+		_, err = s.Dirs(t.Context(), id)
+		require.ErrorContains(t, err, "another user")
+		require.NoError(t, os.Chown(s.Root(), 65534, 65534))
+		_, err = New(s.Root())
+		require.ErrorContains(t, err, "another user")
+	})
+}
+
+func TestDecodeIsStrict(t *testing.T) {
+	good, err := encode(domain.SessionRecord{ID: id, Kind: "claude", Turns: 2})
+	require.NoError(t, err)
+	_, err = decode(good)
+	require.NoError(t, err)
+	change := func(old, new string) string {
+		require.Contains(t, string(good), old)
+		return strings.Replace(string(good), old, new, 1)
+	}
+	for name, c := range map[string]struct{ data, want string }{
+		"nothing":           {"", "decode"},
+		"cut off":           {string(good[:len(good)/2]), "decode"},
+		"another version":   {change(`"version": 1`, `"version": 7`), `version "7": this Caisson reads version 1`},
+		"no version":        {`{}`, `version "0"`},
+		"a version as text": {`{"version":"1"}`, "decode"},
+		"an unknown member": {change(`"turns"`, `"secret": 1, "turns"`), "secret"},
+		"a member twice":    {change(`"turns"`, `"turns": 1, "turns"`), "turns"},
+		"another spelling":  {change(`"turns"`, `"Turns"`), "Turns"},
+		"a foreign id":      {change(string(id), "../../etc"), "not a lower-case UUID"},
+		"invalid UTF-8":     {change("claude", "cl\xffude"), "UTF-8"},
+		"more behind it":    {string(good) + "{}", "decode"},
+		"negative turns":    {change(`"turns": 2`, `"turns": -2`), "negative"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := decode([]byte(c.data))
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+func TestLoadRefusesTheRecordOfAnotherSession(t *testing.T) {
+	s := newStore(t)
+	const other = domain.SessionID("01890a5d-ac96-774b-bcce-b302099a8058")
+	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id}))
+	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: other}))
+	dir := filepath.Join(s.Root(), "sessions")
+	require.NoError(t, os.Rename(filepath.Join(dir, string(id), "record.json"), filepath.Join(dir, string(other), "record.json")))
+	_, err := s.Load(t.Context(), other)
+	require.ErrorContains(t, err, "that of session "+string(id))
+}
+
+func TestLoadRefusesAHugeFile(t *testing.T) {
+	s := newStore(t)
+	dirs, err := s.Dirs(t.Context(), id)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(dirs.State), "record.json"), make([]byte, maxRecord+1), 0o600))
+	_, err = s.Load(t.Context(), id)
+	require.ErrorContains(t, err, "too many for a record")
+}
+
+func TestAFailedSaveLeavesTheEarlierRecord(t *testing.T) {
+	s := newStore(t)
+	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
+	require.Error(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "not \xff UTF-8"}))
+	got, err := s.Load(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, domain.AgentClaude, got.Kind)
+}
+
+func FuzzDecode(f *testing.F) {
+	good, err := encode(domain.SessionRecord{ID: id, Kind: "claude", Lineage: []string{"a"}})
+	require.NoError(f, err)
+	f.Add(good)
+	f.Add([]byte(`{"version":1}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := decode(data)
+		if err != nil {
+			return
+		}
+		again, err := encode(r)
+		require.NoError(t, err)
+		back, err := decode(again)
+		require.NoError(t, err)
+		require.True(t, r.Opened.Equal(back.Opened))
+		back.Opened = r.Opened
+		if len(r.Lineage) == 0 {
+			back.Lineage = r.Lineage
+		}
+		require.Equal(t, r, back)
+	})
+}

@@ -1,0 +1,8 @@
+//go:build !unix
+
+package records
+
+import "os"
+
+// syncDir does nothing: a directory cannot be flushed there.
+func syncDir(*os.Root) error { return nil }

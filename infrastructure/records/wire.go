@@ -1,0 +1,85 @@
+package records
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+// version is that of the format of record.json. A change that an older Caisson
+// would misread raises it.
+const version = 1
+
+// wireRecord is record.json.
+type wireRecord struct {
+	Version        int       `json:"version"`
+	ID             string    `json:"id"`
+	Agent          string    `json:"agent"`
+	Workspace      string    `json:"workspace"`
+	PlanDigest     string    `json:"plan_digest"`
+	ConversationID string    `json:"conversation_id"`
+	Lineage        []string  `json:"lineage"`
+	Turns          int       `json:"turns"`
+	LastSeq        uint64    `json:"last_seq"`
+	Total          wireUsage `json:"total_usage"`
+	Opened         time.Time `json:"opened"`
+}
+
+type wireUsage struct {
+	InputTokens       int64 `json:"input_tokens"`
+	CachedInputTokens int64 `json:"cached_input_tokens"`
+	CacheWriteTokens  int64 `json:"cache_write_tokens"`
+	OutputTokens      int64 `json:"output_tokens"`
+	ReasoningTokens   int64 `json:"reasoning_tokens"`
+}
+
+func encode(r domain.SessionRecord) ([]byte, error) {
+	data, err := json.Marshal(wireRecord{
+		Version: version, ID: string(r.ID), Agent: string(r.Kind), Workspace: r.Workspace,
+		PlanDigest: r.PlanDigest, ConversationID: r.ConversationID, Lineage: r.Lineage,
+		Turns: r.Turns, LastSeq: r.LastSeq, Total: wireUsage(r.Total), Opened: r.Opened.UTC(),
+	}, jsontext.WithIndent("  "), json.Deterministic(true))
+	if err != nil {
+		return nil, fmt.Errorf("encode the record of session %s: %w", r.ID, err)
+	}
+	return append(data, '\n'), nil
+}
+
+// decode is strict: duplicate and unknown members, invalid UTF-8 and anything
+// after the object are errors. A record that is not understood whole must not
+// be resumed from.
+func decode(data []byte) (domain.SessionRecord, error) {
+	// The version comes first: everything else may differ in another one.
+	var v struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &v); err != nil {
+		return domain.SessionRecord{}, fmt.Errorf("decode: %w", err)
+	}
+	if v.Version != version {
+		return domain.SessionRecord{}, &domain.InvalidError{
+			What: "version", Value: fmt.Sprint(v.Version), Reason: fmt.Sprintf("this Caisson reads version %d", version),
+			Remedy: "resume the session with the Caisson that wrote it, or open a new one",
+		}
+	}
+	var w wireRecord
+	if err := json.Unmarshal(data, &w, json.RejectUnknownMembers(true)); err != nil {
+		return domain.SessionRecord{}, fmt.Errorf("decode: %w", err)
+	}
+	id, err := domain.ParseSessionID(w.ID)
+	if err != nil {
+		return domain.SessionRecord{}, err
+	}
+	if w.Turns < 0 {
+		return domain.SessionRecord{}, &domain.InvalidError{What: "turns", Value: fmt.Sprint(w.Turns), Reason: "negative"}
+	}
+	return domain.SessionRecord{
+		ID: id, Kind: domain.AgentKind(w.Agent), Workspace: w.Workspace, PlanDigest: w.PlanDigest,
+		ConversationID: w.ConversationID, Lineage: w.Lineage, Turns: w.Turns, LastSeq: w.LastSeq,
+		Total: domain.Usage(w.Total), Opened: w.Opened,
+	}, nil
+}

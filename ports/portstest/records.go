@@ -1,0 +1,371 @@
+package portstest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// MemoryRecords is a ports.SessionRecords that keeps the records in memory. The
+// directories are real ones, below its root.
+type MemoryRecords struct {
+	root string
+
+	mu      sync.Mutex
+	records map[domain.SessionID]domain.SessionRecord
+}
+
+var _ ports.SessionRecords = (*MemoryRecords)(nil)
+
+// NewMemoryRecords returns records whose directories go with the test.
+func NewMemoryRecords(tb testing.TB) *MemoryRecords {
+	tb.Helper()
+	r, err := MemoryRecordsAt(tb.TempDir())
+	require.NoError(tb, err)
+	return r
+}
+
+// MemoryRecordsAt returns records whose directories are below root, an existing
+// directory that the caller removes.
+func MemoryRecordsAt(root string) (*MemoryRecords, error) {
+	canonical, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return nil, err
+	}
+	return &MemoryRecords{root: canonical, records: map[domain.SessionID]domain.SessionRecord{}}, nil
+}
+
+// Root implements ports.SessionRecords.
+func (m *MemoryRecords) Root() string { return m.root }
+
+// Paths implements ports.SessionRecords.
+func (m *MemoryRecords) Paths(id domain.SessionID) (ports.SessionDirs, error) {
+	if _, err := domain.ParseSessionID(string(id)); err != nil {
+		return ports.SessionDirs{}, err
+	}
+	dir := filepath.Join(m.root, string(id))
+	return ports.SessionDirs{
+		State: filepath.Join(dir, "state"), Home: filepath.Join(dir, "home"),
+		Temp: filepath.Join(dir, "temp"), Spool: filepath.Join(dir, "spool"),
+	}, nil
+}
+
+// Dirs implements ports.SessionRecords.
+func (m *MemoryRecords) Dirs(_ context.Context, id domain.SessionID) (ports.SessionDirs, error) {
+	dirs, err := m.Paths(id)
+	if err != nil {
+		return ports.SessionDirs{}, err
+	}
+	for _, dir := range []string{dirs.State, dirs.Home, dirs.Temp, dirs.Spool} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return ports.SessionDirs{}, err
+		}
+	}
+	return dirs, nil
+}
+
+// Save implements ports.SessionRecords.
+func (m *MemoryRecords) Save(_ context.Context, r domain.SessionRecord) error {
+	if _, err := domain.ParseSessionID(string(r.ID)); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r.Lineage = slices.Clone(r.Lineage)
+	m.records[r.ID] = r
+	return nil
+}
+
+// Load implements ports.SessionRecords.
+func (m *MemoryRecords) Load(_ context.Context, id domain.SessionID) (domain.SessionRecord, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, ok := m.records[id]
+	if !ok {
+		return domain.SessionRecord{}, &domain.InvalidError{What: "session", Value: string(id), Reason: "no such session"}
+	}
+	r.Lineage = slices.Clone(r.Lineage)
+	return r, nil
+}
+
+// Remove implements ports.SessionRecords.
+func (m *MemoryRecords) Remove(_ context.Context, id domain.SessionID) error {
+	if _, err := domain.ParseSessionID(string(id)); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	delete(m.records, id)
+	m.mu.Unlock()
+	dir := filepath.Join(m.root, string(id))
+	// Directories without write permission are removed too.
+	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			return os.Chmod(path, 0o700)
+		}
+		return err
+	})
+	return os.RemoveAll(dir)
+}
+
+// AssertSessionRecordsContract checks an implementation of ports.SessionRecords.
+// open returns a fresh and empty one.
+func AssertSessionRecordsContract(t *testing.T, open func(testing.TB) ports.SessionRecords) {
+	t.Helper()
+	runCases(t, recordsContract, open)
+}
+
+const (
+	idA = domain.SessionID("01890a5d-ac96-774b-bcce-b302099a8057")
+	idB = domain.SessionID("01890a5d-ac96-774b-bcce-b302099a8058")
+)
+
+// aRecord has a value in every field, and none that another one has.
+func aRecord(id domain.SessionID) domain.SessionRecord {
+	return domain.SessionRecord{
+		ID: id, Kind: "codex", Workspace: "/some/where with a space/é", PlanDigest: strings.Repeat("ab", 32),
+		ConversationID: "c-3", Lineage: []string{"c-1", "c-2"}, Turns: 3, LastSeq: 1 << 60,
+		Total: domain.Usage{
+			InputTokens: 11, CachedInputTokens: 12, CacheWriteTokens: 13, OutputTokens: 14, ReasoningTokens: 15,
+		},
+		Opened: time.Date(2026, 2, 3, 4, 5, 6, 789, time.UTC),
+	}
+}
+
+var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
+	{
+		"root", "Root is an existing, canonical directory: plans are checked against it by path",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			root := open(tb).Root()
+			require.True(tb, filepath.IsAbs(root), root)
+			canonical, err := filepath.EvalSymlinks(root)
+			require.NoError(tb, err)
+			require.Equal(tb, canonical, root)
+		},
+	},
+	{
+		"paths make nothing", "Paths tells where the directories would be, so that a plan can be shown without side effects",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			dirs, err := r.Paths(idA)
+			require.NoError(tb, err)
+			for _, dir := range fourDirs(dirs) {
+				require.NoFileExists(tb, dir)
+				require.NoDirExists(tb, dir)
+			}
+			made, err := r.Dirs(tb.Context(), idA)
+			require.NoError(tb, err)
+			require.Equal(tb, dirs, made)
+		},
+	},
+	{
+		"private directories", "Dirs makes four directories below Root, none in another, that only the user can look into",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			a, err := r.Dirs(tb.Context(), idA)
+			require.NoError(tb, err)
+			b, err := r.Dirs(tb.Context(), idB)
+			require.NoError(tb, err)
+			all := append(fourDirs(a), fourDirs(b)...)
+			for i, dir := range all {
+				info, err := os.Lstat(dir)
+				require.NoError(tb, err)
+				require.True(tb, info.IsDir(), dir)
+				require.Zero(tb, info.Mode().Perm()&0o077, "%s has mode %s", dir, info.Mode())
+				require.True(tb, strings.HasPrefix(dir, r.Root()+string(filepath.Separator)), dir)
+				for j, other := range all {
+					if i != j {
+						require.False(tb, strings.HasPrefix(other+"/", dir+"/"), "%s is in %s", other, dir)
+					}
+				}
+			}
+		},
+	},
+	{
+		"directories last", "Dirs of an existing session keeps what is in its directories: the agent's conversation lives there",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			dirs, err := r.Dirs(tb.Context(), idA)
+			require.NoError(tb, err)
+			file := filepath.Join(dirs.State, "conversation")
+			require.NoError(tb, os.WriteFile(file, []byte("kept"), 0o600))
+			again, err := r.Dirs(tb.Context(), idA)
+			require.NoError(tb, err)
+			require.Equal(tb, dirs, again)
+			data, err := os.ReadFile(file)
+			require.NoError(tb, err)
+			require.Equal(tb, "kept", string(data))
+		},
+	},
+	{
+		"round trip", "Load gives back every field that Save was given",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)))
+			got, err := r.Load(tb.Context(), idA)
+			require.NoError(tb, err)
+			require.True(tb, aRecord(idA).Opened.Equal(got.Opened), got.Opened)
+			got.Opened = aRecord(idA).Opened
+			require.Equal(tb, aRecord(idA), got)
+		},
+	},
+	{
+		"the last save counts", "Save replaces the earlier record whole, and not that of another session",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)))
+			require.NoError(tb, r.Save(tb.Context(), aRecord(idB)))
+			next := aRecord(idA)
+			next.Turns, next.Lineage, next.ConversationID = 4, nil, ""
+			require.NoError(tb, r.Save(tb.Context(), next))
+			got, err := r.Load(tb.Context(), idA)
+			require.NoError(tb, err)
+			require.Equal(tb, 4, got.Turns)
+			require.Empty(tb, got.Lineage)
+			require.Empty(tb, got.ConversationID)
+			got, err = r.Load(tb.Context(), idB)
+			require.NoError(tb, err)
+			require.Equal(tb, 3, got.Turns)
+		},
+	},
+	{
+		"a record is a copy", "what the caller does to a record after Save or Load does not change what is stored",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			mine := aRecord(idA)
+			require.NoError(tb, r.Save(tb.Context(), mine))
+			mine.Lineage[0] = "changed"
+			got, err := r.Load(tb.Context(), idA)
+			require.NoError(tb, err)
+			require.Equal(tb, "c-1", got.Lineage[0])
+			got.Lineage[0] = "changed"
+			got, err = r.Load(tb.Context(), idA)
+			require.NoError(tb, err)
+			require.Equal(tb, "c-1", got.Lineage[0])
+		},
+	},
+	{
+		"unknown session", "Load of a session that was never saved is the caller's mistake and named as such, also if its directories exist",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			var invalid *domain.InvalidError
+			_, err := r.Load(tb.Context(), idA)
+			require.ErrorAs(tb, err, &invalid)
+			require.Contains(tb, err.Error(), string(idA))
+			_, err = r.Dirs(tb.Context(), idA)
+			require.NoError(tb, err)
+			_, err = r.Load(tb.Context(), idA)
+			require.ErrorAs(tb, err, &invalid)
+		},
+	},
+	{
+		"ids are no paths", "an id that is no lower-case UUID is refused by every method: an id becomes a directory's name",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			for _, id := range []domain.SessionID{"", ".", "..", "../x", "a/b", idA + "/..", domain.SessionID(strings.ToUpper(string(idA))), idA + "\x00"} {
+				_, err := r.Paths(id)
+				require.Error(tb, err, "Paths(%q)", id)
+				_, err = r.Dirs(tb.Context(), id)
+				require.Error(tb, err, "Dirs(%q)", id)
+				_, err = r.Load(tb.Context(), id)
+				require.Error(tb, err, "Load(%q)", id)
+				require.Error(tb, r.Remove(tb.Context(), id), "Remove(%q)", id)
+				record := aRecord(id)
+				require.Error(tb, r.Save(tb.Context(), record), "Save(%q)", id)
+			}
+		},
+	},
+	{
+		"remove", "Remove leaves neither the record nor the directories, whatever the agent left in them, and touches no other session",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			outside := filepath.Join(tb.TempDir(), "outside")
+			require.NoError(tb, os.WriteFile(outside, []byte("kept"), 0o600))
+			for _, id := range []domain.SessionID{idA, idB} {
+				require.NoError(tb, r.Save(tb.Context(), aRecord(id)))
+			}
+			dirs, err := r.Dirs(tb.Context(), idA)
+			require.NoError(tb, err)
+			other, err := r.Dirs(tb.Context(), idB)
+			require.NoError(tb, err)
+			sealed := filepath.Join(dirs.Home, "go", "pkg", "mod")
+			require.NoError(tb, os.MkdirAll(sealed, 0o700))
+			require.NoError(tb, os.WriteFile(filepath.Join(sealed, "file"), nil, 0o400))
+			require.NoError(tb, os.Symlink(outside, filepath.Join(sealed, "link")))
+			require.NoError(tb, os.Symlink(filepath.Dir(outside), filepath.Join(sealed, "dirlink")))
+			require.NoError(tb, os.Chmod(sealed, 0o500))
+			require.NoError(tb, os.Chmod(filepath.Dir(sealed), 0o000))
+
+			require.NoError(tb, r.Remove(tb.Context(), idA))
+			for _, dir := range fourDirs(dirs) {
+				require.NoDirExists(tb, dir)
+			}
+			_, err = r.Load(tb.Context(), idA)
+			require.Error(tb, err)
+			require.FileExists(tb, outside)
+			require.DirExists(tb, other.State)
+			_, err = r.Load(tb.Context(), idB)
+			require.NoError(tb, err)
+		},
+	},
+	{
+		"remove nothing", "Removing what is not there is no error, so a rollback can always remove",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			require.NoError(tb, r.Remove(tb.Context(), idA))
+			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)))
+			require.NoError(tb, r.Remove(tb.Context(), idA))
+			require.NoError(tb, r.Remove(tb.Context(), idA))
+		},
+	},
+	{
+		"whole or not at all", "a reader never sees half of a record while others write",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)))
+			const writers, rounds = 4, 25
+			failures := make(chan error, 2*writers*rounds)
+			var wg sync.WaitGroup
+			for w := range writers {
+				wg.Go(func() {
+					for range rounds {
+						record := aRecord(idA)
+						record.Turns = w
+						record.ConversationID = strings.Repeat(fmt.Sprint(w), 1000*(w+1))
+						if err := r.Save(tb.Context(), record); err != nil {
+							failures <- err
+						}
+					}
+				})
+				wg.Go(func() {
+					for range rounds {
+						got, err := r.Load(tb.Context(), idA)
+						switch {
+						case err != nil:
+							failures <- err
+						case got.ConversationID != "c-3" && got.ConversationID != strings.Repeat(fmt.Sprint(got.Turns), 1000*(got.Turns+1)):
+							failures <- fmt.Errorf("turns %d with a conversation id of %d bytes", got.Turns, len(got.ConversationID))
+						}
+					}
+				})
+			}
+			wg.Wait()
+			close(failures)
+			for err := range failures {
+				require.NoError(tb, err)
+			}
+		},
+	},
+}
+
+func fourDirs(d ports.SessionDirs) []string { return []string{d.State, d.Home, d.Temp, d.Spool} }
