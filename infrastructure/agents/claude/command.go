@@ -1,0 +1,153 @@
+package claude
+
+import (
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+const (
+	envBaseURL     = "ANTHROPIC_BASE_URL"
+	defaultBaseURL = "https://api.anthropic.com"
+	why            = "claude"
+)
+
+// Needs returns what Claude Code needs beside the base plan: its program, the
+// port of the model's API, and its credentials. The names of the variables are
+// documented at code.claude.com/docs/en/settings, "Environment variables". The
+// only error is a *domain.InvalidError for an ANTHROPIC_BASE_URL that is none.
+//
+// The base URL is always set, to the orchestrator's own or the default, so that
+// no settings file can lead the agent, and its key, to another server.
+func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, host ports.Host) (ports.PlanFragment, error) {
+	base, ok := "", false
+	if host.LookupEnv != nil {
+		base, ok = host.LookupEnv(envBaseURL)
+	}
+	if !ok || base == "" {
+		base = defaultBaseURL
+	}
+	port, secret, err := apiPort(base)
+	if err != nil {
+		return ports.PlanFragment{}, err
+	}
+	need := ports.PlanFragment{
+		ConnectTCP: []uint16{port},
+		Env: []domain.EnvRule{
+			{Name: "ANTHROPIC_API_KEY", Secret: true, Why: why},
+			{Name: "ANTHROPIC_AUTH_TOKEN", Secret: true, Why: why},
+			{Name: "CLAUDE_CODE_OAUTH_TOKEN", Secret: true, Why: why},
+			{Name: envBaseURL, Value: base, Literal: true, Secret: secret, Why: why},
+			{Name: "ANTHROPIC_MODEL", Why: why},
+			{Name: "API_TIMEOUT_MS", Why: why},
+			{Name: "CLAUDE_CODE_MAX_RETRIES", Why: why},
+		},
+		Notes: []string{
+			"claude: its own permission prompts are bypassed in a confined turn; the plan confines instead. In an unconfined one they are answered with a denial",
+			"claude: hooks, settings, MCP servers and CLAUDE.md of the workspace are off (--setting-sources user --strict-mcp-config)",
+			"claude: updates, telemetry and background tasks are off",
+		},
+	}
+	for _, path := range append(append([]string(nil), install.Files...), install.Dirs...) {
+		need.Rules = append(need.Rules, domain.PathRule{Path: path, Access: domain.AccessReadExec, Why: why})
+	}
+	return need, nil
+}
+
+// apiPort returns the TCP port of a base URL, and whether the URL holds a
+// password. Errors do not repeat the URL for that reason.
+func apiPort(base string) (port uint16, secret bool, err error) {
+	bad := func(reason string) (uint16, bool, error) {
+		return 0, false, &domain.InvalidError{
+			What: "environment variable", Value: envBaseURL, Reason: reason,
+			Remedy: "set it to the URL of the model's API, for example " + defaultBaseURL + ", or unset it",
+		}
+	}
+	u, err := url.Parse(base)
+	switch {
+	case err != nil:
+		return bad("not a URL")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return bad("neither an http nor an https URL")
+	case u.Hostname() == "":
+		return bad("a URL without a host")
+	}
+	switch p := u.Port(); {
+	case p != "":
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil || n == 0 {
+			return bad("its port is none from 1 to 65535")
+		}
+		port = uint16(n)
+	case u.Scheme == "http":
+		port = 80
+	default:
+		port = 443
+	}
+	return port, u.User != nil, nil
+}
+
+// Command returns the line for one turn. The prompt goes in by standard input,
+// because arguments are limited in length and can be read by everyone on the
+// host; in it, invalid UTF-8 is replaced. A prompt that begins with a slash is
+// a command of the agent's own, such as /compact.
+func (*Adapter) Command(turn ports.TurnRequest) (domain.SpawnLine, error) {
+	// The id may come from an agent's stream, and must not become an option.
+	if !domain.IsUUID(turn.ConversationID) {
+		return domain.SpawnLine{}, &domain.InvalidError{
+			What: "conversation id", Value: turn.ConversationID, Reason: "not a UUID", Remedy: "open a new session",
+		}
+	}
+	if strings.HasPrefix(turn.Model, "-") {
+		return domain.SpawnLine{}, &domain.InvalidError{
+			What: "model", Value: turn.Model, Reason: "would be read as an option", Remedy: "name a model, such as sonnet",
+		}
+	}
+	argv := append([]string{turn.Install.Path}, turn.Install.Args...)
+	argv = append(argv,
+		"-p", "--output-format", "stream-json", "--verbose", "--input-format", "stream-json",
+		"--permission-prompt-tool", "stdio", "--setting-sources", "user", "--strict-mcp-config")
+	if turn.Resume {
+		argv = append(argv, "--resume", turn.ConversationID)
+	} else {
+		argv = append(argv, "--session-id", turn.ConversationID)
+	}
+	if turn.Model != "" {
+		argv = append(argv, "--model", turn.Model)
+	}
+	env := []string{
+		"CLAUDE_CONFIG_DIR=" + turn.Dirs.State,
+		"CLAUDE_CODE_TMPDIR=" + turn.Dirs.Temp,
+		"DISABLE_AUTOUPDATER=1",
+		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
+		// One process gives one result, and ends with it.
+		"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS=1",
+		// The end of a turn can be told without its result.
+		"CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS=1",
+		// A failed start is a result with its reason, not only a line on stderr.
+		"CLAUDE_CODE_STARTUP_FAILURE_RESULTS=1",
+	}
+	if turn.Confined {
+		argv = append(argv, "--dangerously-skip-permissions")
+		// As root the option is refused unless the agent is told of a sandbox.
+		env = append(env, "IS_SANDBOX=1")
+	}
+	return domain.SpawnLine{
+		Path:          turn.Install.Path,
+		Argv:          argv,
+		Env:           env,
+		Dir:           turn.Workspace,
+		Stdin:         userLine(turn.Prompt.Text),
+		KeepStdinOpen: true,
+	}, nil
+}
+
+// userLine returns the prompt as the line that the agent reads.
+func userLine(prompt string) []byte {
+	const head, tail = `{"type":"user","message":{"role":"user","content":`, "}}\n"
+	line := make([]byte, 0, len(head)+len(prompt)+len(prompt)/16+2+len(tail))
+	return append(appendQuoted(append(line, head...), prompt), tail...)
+}
