@@ -18,31 +18,16 @@ import (
 	"github.com/caisson-run/caisson/ports"
 )
 
-// Bits of the errata mask, set where the kernel has the fix
-// (docs.kernel.org/userspace-api/landlock.html, "Landlock errata").
-const (
-	fixedSignalScope  = 1 << 1 // erratum 2
-	fixedDisconnected = 1 << 2 // erratum 3
-)
-
 func detect() kernel {
 	abi, err := ll.LandlockGetABIVersion()
 	if err != nil {
 		return kernel{note: unavailable(err)}
 	}
-	// A kernel that does not know the question has none of the fixes.
 	errata, err := ll.LandlockGetErrata()
 	if err != nil {
-		errata = 0
+		errata = 0 // a kernel that does not know the question has none of the fixes
 	}
-	k := kernel{abi: min(abi, newestABI), widening: errata&fixedDisconnected == 0}
-	if abi >= signalScopeABI && errata&fixedSignalScope == 0 {
-		// go-landlock refuses the scopes of such a kernel, because a thread could
-		// not signal the other threads of its own process.
-		k.abi = signalScopeABI - 1
-		k.note = fmt.Sprintf("the kernel has ABI %d, but not the fix of Landlock erratum 2", abi)
-	}
-	return k
+	return kernelOf(abi, errata)
 }
 
 // unavailable says what the kernel's answer to the question for the ABI means.
@@ -64,6 +49,14 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 	}
 	rules := portRules(plan, abi)
 	var granted []domain.GrantedRule
+	// The rules name descriptors, which must stay open until the ruleset is
+	// built. It keeps the objects themselves.
+	var opened []object
+	defer func() {
+		for _, o := range opened {
+			_ = unix.Close(o.fd)
+		}
+	}()
 	for _, r := range plan.Rules() {
 		if ctx.Err() != nil {
 			return nil, e.failed("prepare", context.Cause(ctx))
@@ -72,13 +65,13 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 		o, err := locate(r.Path)
 		switch {
 		case err == nil:
-			// The descriptors must stay open until the ruleset is built.
-			defer unix.Close(o.fd)
-			g.Canonical, g.Access = o.canonical, grant(r, plan, o.dir, abi)
+			opened = append(opened, o)
+			g.Access = grant(r, plan, o.dir, abi)
 			if g.Access == 0 {
 				g.Skipped = nothingLeft(r.Access, o.dir, abi)
 				break
 			}
+			g.Canonical = o.canonical
 			rules = append(rules, landlock.PathAccess(fsSet(g.Access), fmt.Sprintf("/proc/self/fd/%d", o.fd)))
 		case r.Presence == domain.Optional && unreachable(err):
 			g.Skipped = reason(err)
@@ -169,8 +162,7 @@ func openCanonical(canonical string) (object, error) {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		unix.Close(fd)
-		return object{}, &fs.PathError{Op: "fstat", Path: canonical, Err: err}
+		return object{}, errors.Join(&fs.PathError{Op: "fstat", Path: canonical, Err: err}, unix.Close(fd))
 	}
 	return object{fd: fd, canonical: canonical, dir: st.Mode&unix.S_IFMT == unix.S_IFDIR}, nil
 }

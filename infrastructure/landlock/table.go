@@ -28,6 +28,25 @@ type kernel struct {
 	widening bool
 }
 
+// Bits of the errata mask, set where the kernel has the fix
+// (docs.kernel.org/userspace-api/landlock.html, "Landlock errata").
+const (
+	fixedSignalScope  = 1 << 1 // erratum 2
+	fixedDisconnected = 1 << 2 // erratum 3
+)
+
+// kernelOf returns what to rely on under an ABI of 1 or more with those fixes.
+func kernelOf(abi, errata int) kernel {
+	k := kernel{abi: min(abi, newestABI), widening: errata&fixedDisconnected == 0}
+	if abi >= signalScopeABI && errata&fixedSignalScope == 0 {
+		// go-landlock refuses the scopes of such a kernel, because a thread could
+		// not signal the other threads of its own process.
+		k.abi = signalScopeABI - 1
+		k.note = fmt.Sprintf("the kernel has ABI %d, but not the fix of Landlock erratum 2", abi)
+	}
+	return k
+}
+
 // lateRights are the file rights that came after ABI 1, with the first ABI
 // that has them.
 var lateRights = [...]struct {

@@ -167,7 +167,7 @@ func TestGrant(t *testing.T) {
 
 // A rule may only grant what is handled, or the kernel refuses it.
 func TestGrantIsAlwaysHandled(t *testing.T) {
-	everyRight := domain.Access(handledFS(everything(), newestABI))
+	everyRight := handledFS(everything(), newestABI)
 	for abi := 0; abi <= newestABI; abi++ {
 		for _, unix := range []domain.UnixSockets{domain.UnixSocketsDeny, domain.UnixSocketsOwn, domain.UnixSocketsAllow} {
 			plan := everything().WithUnixSockets(unix)
@@ -185,6 +185,16 @@ func TestPortRules(t *testing.T) {
 	plan := everything().WithConnectTCP(443, 8080).WithBindTCP(0)
 	require.Empty(t, portRules(plan, 3))
 	require.Equal(t, []landlock.Rule{landlock.ConnectTCP(443), landlock.ConnectTCP(8080), landlock.BindTCP(0)}, portRules(plan, 4))
+}
+
+func TestKernelOf(t *testing.T) {
+	const allFixed = 0b111
+	require.Equal(t, kernel{abi: 1, widening: true}, kernelOf(1, 0))
+	require.Equal(t, kernel{abi: 5, widening: true}, kernelOf(5, 0), "erratum 2 came with ABI 6")
+	require.Equal(t, kernel{abi: 5, note: "the kernel has ABI 7, but not the fix of Landlock erratum 2"}, kernelOf(7, allFixed&^fixedSignalScope))
+	require.Equal(t, kernel{abi: 7, widening: true}, kernelOf(7, allFixed&^fixedDisconnected))
+	require.Equal(t, kernel{abi: 7}, kernelOf(7, allFixed))
+	require.Equal(t, kernel{abi: newestABI}, kernelOf(newestABI+1, allFixed), "what a newer kernel can do is not known")
 }
 
 func TestOpenLimitsFollowThePlan(t *testing.T) {

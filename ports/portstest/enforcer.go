@@ -263,10 +263,10 @@ func (k *enforcerKit) optionalMissing() {
 }
 
 func (k *enforcerKit) receipt() {
-	real := k.mkdir("real")
-	require.NoError(k, os.Symlink(real, k.path("link")))
+	target := k.mkdir("target")
+	require.NoError(k, os.Symlink(target, k.path("link")))
 	asked := []domain.PathRule{
-		{Path: real, Access: domain.AccessReadWrite, Why: "the workspace"},
+		{Path: target, Access: domain.AccessReadWrite, Why: "the workspace"},
 		{Path: k.path("link"), Access: domain.AccessReadExec},
 	}
 	plan := k.plan(asked...).WithConnectTCP(443, 8443).WithBindTCP(8080)
@@ -283,7 +283,7 @@ func (k *enforcerKit) receipt() {
 	require.Len(k, r.Rules, len(asked))
 	for i, g := range r.Rules {
 		require.Equal(k, asked[i].Path, g.Path)
-		require.Equal(k, real, g.Canonical)
+		require.Equal(k, target, g.Canonical)
 		require.Equal(k, asked[i].Why, g.Why)
 		require.Empty(k, g.Skipped)
 		require.NotZero(k, g.Access)
@@ -323,7 +323,7 @@ func (k *enforcerKit) descriptors() {
 		c, err := k.e.Prepare(k.Context(), good, shellLine(good, k.dir, ":"))
 		require.NoError(k, err)
 		require.NoError(k, c.Close())
-		k.refused(k.Context(), bad)
+		require.Error(k, k.refused(k.Context(), bad))
 	}
 	// Descriptors of others, such as the runtime's, may come meanwhile, but not
 	// one for each round.
@@ -461,10 +461,10 @@ func (k *enforcerKit) refer() {
 }
 
 func (k *enforcerKit) throughLink() {
-	real := k.mkdir("real")
-	require.NoError(k, os.Symlink(real, k.path("link")))
-	require.True(k, k.run([]domain.PathRule{{Path: k.path("link"), Access: domain.AccessReadWrite}}, `echo hello > "$1"`, real+"/file").Success())
-	require.Equal(k, "hello\n", k.content(real+"/file"))
+	target := k.mkdir("target")
+	require.NoError(k, os.Symlink(target, k.path("link")))
+	require.True(k, k.run([]domain.PathRule{{Path: k.path("link"), Access: domain.AccessReadWrite}}, `echo hello > "$1"`, target+"/file").Success())
+	require.Equal(k, "hello\n", k.content(target+"/file"))
 }
 
 func (k *enforcerKit) callerStaysFree() {
