@@ -20,7 +20,7 @@ func Caisson() Rules {
 			// Since no more than this can be imported, no signature of a port
 			// can mention an exec.Cmd, an os.File or a type of x/sys.
 			{Dir: "ports", Own: []string{"domain"}, Std: pure, NoTags: true},
-			{Dir: "ports/portstest", Own: []string{"domain", "ports", "tests/testkit"}, Modules: []string{"github.com/stretchr/testify", "go.uber.org/goleak"}},
+			{Dir: "ports/portstest", Own: []string{"domain", "ports", "tests/testkit"}, Modules: []string{"github.com/google/uuid", "github.com/stretchr/testify", "go.uber.org/goleak"}},
 			{Dir: "ports/portsmock", Own: []string{"domain", "ports"}, Modules: []string{"go.uber.org/mock"}},
 			{Dir: "application", Own: []string{"domain", "ports", "application"}, Denied: []string{"net", "plugin"}, Modules: []string{"github.com/google/uuid"}},
 			{Dir: "infrastructure", Own: []string{"domain", "ports"}, Denied: container, Modules: []string{"*"}},
