@@ -1,6 +1,7 @@
 package claude
 
 import (
+	"fmt"
 	"path/filepath"
 	"runtime"
 
@@ -40,7 +41,7 @@ func (*Adapter) Resolve(hint string, host ports.Host) (ports.AgentInstall, error
 	if isLauncher(program) {
 		launcher := program
 		if program, err = nativeProgram(launcher); err != nil {
-			return fail(launcher, "is only a launcher, and the native program of this platform is not installed beside it", err)
+			return fail(launcher, "is only a launcher, and the native program beside it cannot be used", err)
 		}
 	}
 	return ports.AgentInstall{Path: program, Files: []string{program}, Version: version(program)}, nil
@@ -69,20 +70,13 @@ func inPackage(dir string) bool {
 // nativeProgram finds the program in the package of the platform. npm installs
 // that for the host's C library alone, so the first one that is there is it.
 func nativeProgram(launcher string) (string, error) {
-	platform := npmPlatform(runtime.GOOS, runtime.GOARCH)
-	var missing error
-	for _, name := range []string{npmPackage + platform, npmPackage + platform + "-musl"} {
-		dir, ok := lookup.PlatformPackage(filepath.Dir(launcher), filepath.FromSlash(name))
-		if !ok {
-			continue
+	name := npmPackage + npmPlatform(runtime.GOOS, runtime.GOARCH)
+	for _, name := range []string{name, name + "-musl"} {
+		if dir, ok := lookup.PlatformPackage(filepath.Dir(launcher), filepath.FromSlash(name)); ok {
+			return lookup.Executable(filepath.Join(dir, programName))
 		}
-		program, err := lookup.Executable(filepath.Join(dir, programName))
-		if err == nil {
-			return program, nil
-		}
-		missing = err
 	}
-	return "", missing
+	return "", fmt.Errorf("no package %s", name)
 }
 
 // npmPlatform returns how npm packages are named for a platform, in Node's
