@@ -201,7 +201,7 @@ func (s *Session) launch(ctx context.Context, request ports.TurnRequest) (*Turn,
 	if err != nil {
 		return nil, err
 	}
-	line.Env = mergeEnv(s.planEnv(), line.Env)
+	line.Env = mergeEnv(s.sandbox.Environ(s.factory.lookup), line.Env)
 	line.Sandbox = s.sandbox
 	parser := s.adapter.NewParser(request)
 	run, err := s.factory.spawner.StartTurn(ctx, process.TurnSpec{
@@ -212,22 +212,6 @@ func (s *Session) launch(ctx context.Context, request ports.TurnRequest) (*Turn,
 		return nil, err
 	}
 	return &Turn{session: s, run: run, parser: parser}, nil
-}
-
-// planEnv resolves the plan's environment now: values are taken as late as can
-// be and are kept nowhere.
-func (s *Session) planEnv() []string {
-	var env []string
-	for _, e := range s.sandbox.Env() {
-		value, ok := e.Value, e.Literal
-		if !ok {
-			value, ok = s.factory.lookup(e.Name)
-		}
-		if ok {
-			env = append(env, e.Name+"="+value)
-		}
-	}
-	return env
 }
 
 // mergeEnv returns base with more added; of one name the last counts.
