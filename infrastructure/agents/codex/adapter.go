@@ -170,6 +170,7 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, _ ports.H
 		Notes: []string{
 			"codex: its inner sandbox (bubblewrap) is off, since it cannot mount inside this one; its permission profile leaves the file system to this sandbox, and its seccomp filter leaves tools no sockets but unix ones",
 			"codex: configuration in CODEX_HOME and in the workspace, MCP servers and .rules files included, is not read; plugins and analytics are off",
+			"codex: a command that fails at once with a denial runs, but codex reports no event of it",
 			"codex: the API key is not in the environment of tools, but they can read it in /proc/PID/environ of codex itself",
 		},
 	}
@@ -211,6 +212,8 @@ func endpoint(install ports.AgentInstall) (string, uint16, error) {
 		return bad(shown, "neither http nor https", nil)
 	case u.Hostname() == "":
 		return bad(shown, "no host", nil)
+	case strings.ContainsFunc(u.Host, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }):
+		return bad(shown, "characters that a host name cannot have", nil)
 	case u.User != nil:
 		return bad(shown, "a user name in the URL would be readable in /proc by every user of the machine", nil)
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
@@ -223,10 +226,6 @@ func endpoint(install ports.AgentInstall) (string, uint16, error) {
 		}
 		port = uint16(n)
 	}
-	base := strings.TrimRight(u.String(), "/")
-	// It becomes a TOML string, in which only these would need escaping.
-	if strings.ContainsFunc(base, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' }) {
-		return bad(shown, "characters that a URL cannot have", nil)
-	}
-	return base, port, nil
+	// What else could end a TOML string, net/url has escaped.
+	return strings.TrimRight(u.String(), "/"), port, nil
 }

@@ -26,6 +26,13 @@
 // the tools, which leaves them no socket but unix ones. An unconfined turn keeps
 // Codex's own default, which is read-only.
 //
+// With that filter on, Codex takes a command that exits with an error within
+// about 100 ms, and whose output reads like a denial ("Permission denied"), for
+// one that its own sandbox stopped: the model gets the output, but the stream
+// has no item of the command. Without the filter it would have one, but then
+// every tool could connect where Codex itself may. The events of a Codex turn
+// are its claims; this is one that it does not make.
+//
 // The package may import domain, ports, the lookup package beside it, a JSON
 // decoder and the standard library.
 package codex

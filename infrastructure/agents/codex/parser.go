@@ -2,9 +2,7 @@ package codex
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"unicode/utf8"
 
@@ -32,6 +30,15 @@ type parser struct {
 	final *domain.Final
 }
 
+// phase is what an event says about its item.
+type phase uint8
+
+const (
+	itemStarted phase = iota
+	itemUpdated
+	itemCompleted
+)
+
 type callState uint8
 
 const (
@@ -58,21 +65,18 @@ func (p *parser) ParseEvent(line []byte) (ports.Parsed, error) {
 	var out ports.Parsed
 	p.dec.reset(line)
 	read := 0
-	for {
-		var ev wireEvent
-		err := p.dec.next(&ev)
-		if errors.Is(err, io.EOF) {
-			return out, nil
-		}
-		if err != nil {
+	var ev wireEvent
+	for p.dec.more() {
+		if p.dec.next(&ev) != nil {
 			p.flush(&out.Events)
-			text := bytes.TrimSpace(line[read:])
-			out.Events = append(out.Events, domain.Log{Stream: "stdout", Line: string(bytes.ToValidUTF8(text, badRune))})
-			return out, nil
+			rest := bytes.TrimSpace(line[read:])
+			add(&out, domain.Log{Stream: "stdout", Line: string(bytes.ToValidUTF8(rest, badRune))})
+			break
 		}
-		read = int(p.dec.dec.InputOffset())
+		read = p.dec.offset()
 		p.event(&ev, &out)
 	}
+	return out, nil
 }
 
 // Finish gives what was held back, and the agent's own final if it gave one.
@@ -97,14 +101,14 @@ func (p *parser) Finish(domain.ExitStatus) []domain.ReplyEvent {
 }
 
 func (p *parser) event(ev *wireEvent, out *ports.Parsed) {
-	typ := p.dec.orEmpty(ev.typ)
-	if typ == "turn.failed" {
+	typ := p.dec.word(ev.typ)
+	if string(typ) == "turn.failed" {
 		p.failed(ev, out)
 		return
 	}
 	p.flush(&out.Events)
 	known := false
-	switch typ {
+	switch string(typ) {
 	case "thread.started":
 		known = p.threadStarted(ev, out)
 	case "turn.started":
@@ -114,13 +118,19 @@ func (p *parser) event(ev *wireEvent, out *ports.Parsed) {
 		p.completed(ev, out)
 	case "error":
 		known = p.topError(ev, out)
-	case "item.started", "item.updated", "item.completed":
-		known = ev.hasItem && p.item(typ, &ev.item, out)
+	case "item.started":
+		known = p.item(itemStarted, &ev.item, out)
+	case "item.updated":
+		known = p.item(itemUpdated, &ev.item, out)
+	case "item.completed":
+		known = p.item(itemCompleted, &ev.item, out)
 	}
 	if !known {
-		out.Events = append(out.Events, domain.Raw{Type: typ, JSON: bytes.Clone(ev.raw)})
+		add(out, domain.Raw{Type: p.dec.orEmpty(ev.typ), JSON: bytes.Clone(ev.raw)})
 	}
 }
+
+func add(out *ports.Parsed, ev domain.ReplyEvent) { out.Events = append(out.Events, ev) }
 
 // threadStarted takes the first conversation id. An id is used on a later
 // command line, so it has to be one.
@@ -134,14 +144,14 @@ func (p *parser) threadStarted(ev *wireEvent, out *ports.Parsed) bool {
 		// The wrong id is not announced as the session's: a session that
 		// adopted it would go on in the wrong conversation.
 		p.mismatch = fmt.Sprintf("codex was asked to resume conversation %s, but continued %q", asked, id)
-		out.Events = append(out.Events, domain.Notice{Class: domain.NoticeWarning, Message: p.mismatch})
+		add(out, domain.Notice{Class: domain.NoticeWarning, Message: p.mismatch})
 		return true
 	}
 	if !domain.IsUUID(id) {
 		return false
 	}
 	p.conversation = id
-	out.Events = append(out.Events, domain.ConversationStarted{
+	add(out, domain.ConversationStarted{
 		ConversationID: id, Model: p.turn.Model, AgentVersion: p.turn.Install.Version,
 	})
 	return true
@@ -150,17 +160,12 @@ func (p *parser) threadStarted(ev *wireEvent, out *ports.Parsed) bool {
 func (p *parser) completed(ev *wireEvent, out *ports.Parsed) {
 	out.Done = true
 	f := domain.Final{Outcome: domain.OutcomeCompleted, StopReason: domain.StopEndTurn, Text: p.last}
-	var u wireUsage
 	// What another conversation has used says nothing about this one.
-	if p.mismatch == "" && decode(ev.usage, &u) && min(u.Input, u.Cached, u.CacheWrite, u.Output, u.Reasoning) >= 0 {
+	if total, ok := ev.usage.total(); ok && p.mismatch == "" {
 		// Codex counts over the whole conversation, resumed turns included.
-		total := domain.Usage{
-			InputTokens: u.Input, CachedInputTokens: u.Cached, CacheWriteTokens: u.CacheWrite,
-			OutputTokens: u.Output, ReasoningTokens: u.Reasoning,
-		}
 		f.TotalUsage = &total
 		f.Usage = total.Sub(p.turn.UsageBefore)
-		out.Events = append(out.Events, domain.UsageReport{Usage: f.Usage})
+		add(out, domain.UsageReport{Usage: f.Usage})
 	}
 	// A failure stands: a second end, which Codex never sends, makes no success
 	// of it.
@@ -201,7 +206,7 @@ func (p *parser) topError(ev *wireEvent, out *ports.Parsed) bool {
 		return false
 	}
 	if n, ok := retryNotice(message); ok {
-		out.Events = append(out.Events, n)
+		add(out, n)
 		return true
 	}
 	p.held, p.holds = message, true
@@ -216,31 +221,33 @@ func (p *parser) flush(events *[]domain.ReplyEvent) {
 	}
 }
 
-// item reports whether it knew the item in that phase.
-func (p *parser) item(phase string, it *wireItem, out *ports.Parsed) bool {
-	add := func(ev domain.ReplyEvent) { out.Events = append(out.Events, ev) }
-	typ := p.dec.orEmpty(it.typ)
-	switch typ {
-	case "agent_message", "reasoning", "error":
-		if phase != "item.completed" {
+// item reports whether it knew the item in that phase. An item that is missing
+// has no type, and so is not known.
+func (p *parser) item(ph phase, it *wireItem, out *ports.Parsed) bool {
+	typ := p.dec.word(it.typ)
+	switch string(typ) {
+	case "agent_message":
+		text, ok := p.dec.text(it.text)
+		if ph != itemCompleted || !ok {
 			return false
 		}
-		value := it.text
-		if typ == "error" {
-			value = it.message
+		p.last = text
+		add(out, domain.Text{Text: text})
+		return true
+	case "reasoning":
+		text, ok := p.dec.text(it.text)
+		if ph != itemCompleted || !ok {
+			return false
 		}
-		text, ok := p.dec.text(value)
-		switch {
-		case !ok:
-		case typ == "agent_message":
-			p.last = text
-			add(domain.Text{Text: text})
-		case typ == "reasoning":
-			add(domain.Thinking{Text: text})
-		default:
-			add(domain.Notice{Class: domain.NoticeWarning, Message: text})
+		add(out, domain.Thinking{Text: text})
+		return true
+	case "error":
+		message, ok := p.dec.text(it.message)
+		if ph != itemCompleted || !ok {
+			return false
 		}
-		return ok
+		add(out, domain.Notice{Class: domain.NoticeWarning, Message: message})
+		return true
 	case "todo_list":
 		var todos []wireTodo
 		if !decode(it.todos, &todos) {
@@ -254,38 +261,38 @@ func (p *parser) item(phase string, it *wireItem, out *ports.Parsed) bool {
 				items[i].Status = "completed"
 			}
 		}
-		add(domain.Todo{Items: items})
+		add(out, domain.Todo{Items: items})
 		return true
 	case "command_execution", "file_change", "mcp_tool_call", "collab_tool_call", "web_search":
-		return p.tool(phase, typ, it, add)
+		return p.tool(ph, typ, it, out)
 	}
 	return false
 }
 
 // tool announces a call once, and its end once.
-func (p *parser) tool(phase, typ string, it *wireItem, add func(domain.ReplyEvent)) bool {
+func (p *parser) tool(ph phase, typ []byte, it *wireItem, out *ports.Parsed) bool {
 	id, ok := p.dec.text(it.id)
 	state := p.calls[id]
-	if !ok || id == "" || state == callClosed || state == callOpen && phase == "item.started" {
+	if !ok || id == "" || state == callClosed || state == callOpen && ph == itemStarted {
 		return false
 	}
 	if state == 0 {
-		add(p.toolCall(id, typ, it))
+		add(out, p.toolCall(id, typ, it))
 		p.calls[id] = callOpen
 	}
-	switch phase {
-	case "item.updated":
-		add(domain.ToolUpdate{ID: id, Output: p.dec.orEmpty(it.output)})
-	case "item.completed":
+	switch ph {
+	case itemUpdated:
+		add(out, domain.ToolUpdate{ID: id, Output: p.dec.orEmpty(it.output)})
+	case itemCompleted:
 		p.calls[id] = callClosed
-		p.toolEnd(id, typ, it, add)
+		p.toolEnd(id, typ, it, out)
 	}
 	return true
 }
 
-func (p *parser) toolCall(id, typ string, it *wireItem) domain.ToolCall {
+func (p *parser) toolCall(id string, typ []byte, it *wireItem) domain.ToolCall {
 	call := domain.ToolCall{ID: id, Kind: domain.ToolOther}
-	switch typ {
+	switch string(typ) {
 	case "command_execution":
 		call.Name, call.Kind = "shell", domain.ToolExecute
 		call.Input = object(member{"command", it.command})
@@ -307,9 +314,9 @@ func (p *parser) toolCall(id, typ string, it *wireItem) domain.ToolCall {
 	return call
 }
 
-func (p *parser) toolEnd(id, typ string, it *wireItem, add func(domain.ReplyEvent)) {
-	res := domain.ToolResult{ID: id, Status: status(p.dec.orEmpty(it.status))}
-	switch typ {
+func (p *parser) toolEnd(id string, typ []byte, it *wireItem, out *ports.Parsed) {
+	res := domain.ToolResult{ID: id, Status: status(p.dec.word(it.status))}
+	switch string(typ) {
 	case "command_execution":
 		res.Output = p.dec.orEmpty(it.output)
 		var code int
@@ -323,7 +330,7 @@ func (p *parser) toolEnd(id, typ string, it *wireItem, add func(domain.ReplyEven
 		for i, c := range changes {
 			edits[i] = domain.FileEdit(c)
 		}
-		add(domain.FileChange{ID: id, Status: res.Status, Changes: edits})
+		add(out, domain.FileChange{ID: id, Status: res.Status, Changes: edits})
 	case "mcp_tool_call":
 		res.Output = p.mcpOutput(it)
 	case "collab_tool_call":
@@ -332,7 +339,7 @@ func (p *parser) toolEnd(id, typ string, it *wireItem, add func(domain.ReplyEven
 		// It has no status and no result, but here says what was looked for.
 		res.Output = string(object(member{"query", it.query}, member{"action", it.action}))
 	}
-	add(res)
+	add(out, res)
 }
 
 // mcpOutput is the error, or the content: texts as they are, what is no text as
@@ -362,8 +369,8 @@ func (p *parser) mcpOutput(it *wireItem) string {
 
 // status reads how a tool call ended. A web search has none; a status that is
 // not known is no success.
-func status(s string) domain.ToolStatus {
-	switch s {
+func status(s []byte) domain.ToolStatus {
+	switch string(s) {
 	case "completed", "":
 		return domain.ToolCompleted
 	case "declined":

@@ -3,10 +3,13 @@ package codex
 import (
 	"bytes"
 	"errors"
+	"strconv"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/caisson-run/caisson/domain"
 )
 
 // wireEvent is one object of the stream, its values still as they stood in the
@@ -18,9 +21,10 @@ type wireEvent struct {
 	threadID jsontext.Value
 	message  jsontext.Value
 	err      jsontext.Value
-	usage    jsontext.Value
 	hasItem  bool
 	item     wireItem
+	hasUsage bool
+	usage    wireUsage
 }
 
 // wireItem has the fields of every kind of item.
@@ -39,12 +43,9 @@ type wireItem struct {
 	query, action jsontext.Value // web_search
 }
 
+// wireUsage has the token counts of a conversation.
 type wireUsage struct {
-	Input      int64 `json:"input_tokens"`
-	Cached     int64 `json:"cached_input_tokens"`
-	CacheWrite int64 `json:"cache_write_input_tokens"`
-	Output     int64 `json:"output_tokens"`
-	Reasoning  int64 `json:"reasoning_output_tokens"`
+	input, cached, cacheWrite, output, reasoning jsontext.Value
 }
 
 type wireChange struct {
@@ -107,77 +108,140 @@ func (d *decoder) reset(line []byte) {
 	}
 }
 
-// next reads one object. It returns io.EOF at the end of the line, and any
-// other error for what is no JSON object.
+// offset is how far the line is read.
+func (d *decoder) offset() int { return int(d.dec.InputOffset()) }
+
+// more reports whether anything but white space is left of the line.
+func (d *decoder) more() bool {
+	return len(bytes.TrimSpace(d.line[d.offset():])) > 0
+}
+
+// next reads one object. An error means that there is none.
 func (d *decoder) next(ev *wireEvent) error {
 	*ev = wireEvent{}
-	switch d.dec.PeekKind() {
-	case '{':
-	case jsontext.KindInvalid:
-		_, err := d.dec.ReadToken()
+	tok, err := d.dec.ReadToken()
+	if err != nil {
 		return err
-	default:
+	}
+	if tok.Kind() != '{' {
 		return errNoObject
 	}
-	if _, err := d.dec.ReadToken(); err != nil {
-		return err
-	}
-	start := d.dec.InputOffset() - 1
-	for d.dec.PeekKind() != '}' {
+	start := d.offset() - 1
+	in := scopeEvent
+	for {
 		name, err := d.name()
 		if err != nil {
 			return err
 		}
-		var field *jsontext.Value
-		switch string(name) {
-		case "type":
-			field = &ev.typ
-		case "thread_id":
-			field = &ev.threadID
-		case "message":
-			field = &ev.message
-		case "error":
-			field = &ev.err
-		case "usage":
-			field = &ev.usage
-		case "item":
-			if !ev.hasItem && d.dec.PeekKind() == '{' {
-				ev.hasItem = true
-				if err := d.item(&ev.item); err != nil {
+		if name == nil {
+			if in == scopeEvent {
+				ev.raw = d.line[start:d.offset()]
+				return nil
+			}
+			in = scopeEvent
+			continue
+		}
+		if in == scopeEvent {
+			if inner := ev.enter(name); inner != scopeEvent && d.dec.PeekKind() == '{' {
+				if _, err := d.dec.ReadToken(); err != nil {
 					return err
 				}
+				in = inner
 				continue
 			}
 		}
-		if err := d.value(field); err != nil {
-			return err
-		}
-	}
-	if _, err := d.dec.ReadToken(); err != nil {
-		return err
-	}
-	ev.raw = d.line[start:d.dec.InputOffset()]
-	return nil
-}
-
-func (d *decoder) item(it *wireItem) error {
-	if _, err := d.dec.ReadToken(); err != nil {
-		return err
-	}
-	for d.dec.PeekKind() != '}' {
-		name, err := d.name()
+		field := ev.field(in, name)
+		v, err := d.dec.ReadValue()
 		if err != nil {
 			return err
 		}
-		if err := d.value(it.field(name)); err != nil {
-			return err
+		if field != nil && *field == nil {
+			*field = v
 		}
 	}
-	_, err := d.dec.ReadToken()
-	return err
+}
+
+// scope says which object's members are being read.
+type scope uint8
+
+const (
+	scopeEvent scope = iota
+	scopeItem
+	scopeUsage
+)
+
+// enter returns the scope that a member of the event opens. The first "item"
+// counts, like the first of every name.
+func (ev *wireEvent) enter(name []byte) scope {
+	switch {
+	case string(name) == "item" && !ev.hasItem:
+		ev.hasItem = true
+		return scopeItem
+	case string(name) == "usage" && !ev.hasUsage:
+		ev.hasUsage = true
+		return scopeUsage
+	}
+	return scopeEvent
 }
 
 // field returns where the value of that name goes, nil if it is not needed.
+func (ev *wireEvent) field(in scope, name []byte) *jsontext.Value {
+	switch in {
+	case scopeItem:
+		return ev.item.field(name)
+	case scopeUsage:
+		return ev.usage.field(name)
+	}
+	switch string(name) {
+	case "type":
+		return &ev.typ
+	case "thread_id":
+		return &ev.threadID
+	case "message":
+		return &ev.message
+	case "error":
+		return &ev.err
+	}
+	return nil
+}
+
+func (u *wireUsage) field(name []byte) *jsontext.Value {
+	switch string(name) {
+	case "input_tokens":
+		return &u.input
+	case "cached_input_tokens":
+		return &u.cached
+	case "cache_write_input_tokens":
+		return &u.cacheWrite
+	case "output_tokens":
+		return &u.output
+	case "reasoning_output_tokens":
+		return &u.reasoning
+	}
+	return nil
+}
+
+// total returns the counts, and whether there are any and all are counts.
+func (u *wireUsage) total() (t domain.Usage, ok bool) {
+	for _, f := range []struct {
+		from jsontext.Value
+		to   *int64
+	}{
+		{u.input, &t.InputTokens}, {u.cached, &t.CachedInputTokens}, {u.cacheWrite, &t.CacheWriteTokens},
+		{u.output, &t.OutputTokens}, {u.reasoning, &t.ReasoningTokens},
+	} {
+		if isNull(f.from) {
+			continue
+		}
+		n, err := strconv.ParseInt(string(f.from), 10, 64)
+		if err != nil || n < 0 {
+			return domain.Usage{}, false
+		}
+		*f.to, ok = n, true
+	}
+	return t, ok
+}
+
 func (it *wireItem) field(name []byte) *jsontext.Value {
 	switch string(name) {
 	case "id":
@@ -224,28 +288,23 @@ func (it *wireItem) field(name []byte) *jsontext.Value {
 	return nil
 }
 
-// name reads the name of a member. It is valid until the next one is read.
+// name reads the name of the next member, nil at the end of the object. It is
+// valid until the next one is read.
 func (d *decoder) name() ([]byte, error) {
-	v, err := d.dec.ReadValue()
-	if err != nil {
+	before := d.offset()
+	tok, err := d.dec.ReadToken()
+	if err != nil || tok.Kind() == '}' {
 		return nil, err
 	}
+	// In front of a name stand only a comma and white space.
+	for d.line[before] != '"' {
+		before++
+	}
+	v := d.line[before:d.offset()]
 	if bytes.IndexByte(v, '\\') < 0 {
 		return v[1 : len(v)-1], nil
 	}
 	return d.unquote(v), nil
-}
-
-// value reads a value into field, if there is one and it is still empty.
-func (d *decoder) value(field *jsontext.Value) error {
-	v, err := d.dec.ReadValue()
-	if err != nil {
-		return err
-	}
-	if field != nil && *field == nil {
-		*field = v
-	}
-	return nil
 }
 
 // unquote returns the text of a JSON string, U+FFFD in place of what is no
@@ -257,6 +316,18 @@ func (d *decoder) unquote(v jsontext.Value) []byte {
 		d.scratch = b[:0]
 	}
 	return b
+}
+
+// word returns the bytes of a JSON string that is compared with known ones; nil
+// if it is no string.
+func (d *decoder) word(v jsontext.Value) []byte {
+	if len(v) < 2 || v[0] != '"' {
+		return nil
+	}
+	if inner := v[1 : len(v)-1]; bytes.IndexByte(inner, '\\') < 0 {
+		return inner
+	}
+	return bytes.Clone(d.unquote(v))
 }
 
 // text returns the text of a JSON string, and whether it is one.
