@@ -1,0 +1,38 @@
+package fakecli
+
+import (
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// adapter is a real agent's adapter whose program is the fake.
+type adapter struct {
+	ports.AgentAdapter
+	program string
+}
+
+// NewAdapter returns inner, with the fake in place of the agent's program: the
+// command line, the environment, the needs and the parser are the real ones.
+// The program is a binary that hosts the fake, see [Host]; inner's kind must be
+// one of the fake's formats.
+func NewAdapter(inner ports.AgentAdapter, program string) ports.AgentAdapter {
+	return adapter{AgentAdapter: inner, program: program}
+}
+
+// Resolve returns the hosting program, whatever the hint says.
+func (a adapter) Resolve(string, ports.Host) (ports.AgentInstall, error) {
+	path, err := filepath.Abs(a.program)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		return ports.AgentInstall{}, &domain.AgentNotFoundError{
+			Kind: a.Kind(), Path: a.program, Reason: "the program that hosts the fake agent cannot be found", Err: err,
+		}
+	}
+	return ports.AgentInstall{
+		Path: path, Args: []string{Subcommand, string(a.Kind())}, Files: []string{path}, Version: "fake",
+	}, nil
+}
