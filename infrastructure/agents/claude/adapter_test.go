@@ -2,7 +2,6 @@ package claude_test
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -282,7 +281,7 @@ func TestCommand(t *testing.T) {
 				turn.ConversationID, turn.Resume = id, resume
 				_, err := adapter.Command(turn)
 				var e *domain.InvalidError
-				require.True(t, errors.As(err, &e), "%q", id)
+				require.ErrorAs(t, err, &e, "%q", id)
 				require.Equal(t, id, e.Value)
 			}
 		}

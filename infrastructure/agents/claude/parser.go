@@ -70,10 +70,12 @@ var byteOrderMark = []byte("\uFEFF")
 
 const (
 	// maxElements bounds what one line can blow up to: objects on a line,
-	// blocks of a message, entries of a list.
+	// members of an event, blocks of a message, entries of a list.
 	maxElements = 4096
-	// keepLine is the longest line whose buffers are kept for the next one.
-	keepLine = 64 << 10
+	// keepLine and keepElements are the longest line and the most elements
+	// after which the buffers are kept for the next line.
+	keepLine     = 64 << 10
+	keepElements = 128
 )
 
 // ParseEvent is part of [ports.Parser]. Its error is always nil.
@@ -98,7 +100,7 @@ func (p *parser) ParseEvent(line []byte) (ports.Parsed, error) {
 		}
 		p.event(&p.env)
 	}
-	if len(line) > keepLine {
+	if len(line) > keepLine || cap(p.env.blocks)+cap(p.env.rest) > keepElements {
 		p.r, p.sub, p.env = reader{}, reader{}, envelope{}
 	}
 	return p.out, nil
@@ -168,7 +170,7 @@ func (p *parser) event(e *envelope) {
 		p.notice(domain.NoticeInfo, "the conversation was reset; a new one begins")
 	case "control_response":
 		var response, id value
-		p.sub.pick(e.object, field{"response", &response})
+		e.pick(field{"response", &response})
 		p.sub.pick(response, field{"request_id", &id})
 		p.interrupted = p.interrupted || string(id.name()) == interruptID
 	case "control_cancel_request", "keep_alive", "command_lifecycle":
@@ -195,7 +197,7 @@ func (p *parser) system(e *envelope) {
 		p.compacted(e)
 	case "informational", "model_refusal_no_fallback":
 		var content, level value
-		p.sub.pick(e.object, field{"content", &content}, field{"level", &level})
+		e.pick(field{"content", &content}, field{"level", &level})
 		class := domain.NoticeWarning
 		if l := string(level.name()); l == "info" || l == "notice" || l == "suggestion" {
 			class = domain.NoticeInfo
@@ -213,7 +215,7 @@ func (p *parser) system(e *envelope) {
 // after a compaction and before every continuation.
 func (p *parser) start(e *envelope) {
 	var model, version value
-	p.sub.pick(e.object, field{"model", &model}, field{"claude_code_version", &version})
+	e.pick(field{"model", &model}, field{"claude_code_version", &version})
 	started := domain.ConversationStarted{Model: model.str(), AgentVersion: version.str()}
 	known := p.started && started.Model == p.model && started.AgentVersion == p.version
 	if !p.identify(e.sessionID.str()) && known {
@@ -250,7 +252,7 @@ func (p *parser) identify(id string) bool {
 
 func (p *parser) status(e *envelope) {
 	var status, result, reason, mode value
-	p.sub.pick(e.object, field{"status", &status}, field{"compact_result", &result},
+	e.pick(field{"status", &status}, field{"compact_result", &result},
 		field{"compact_error", &reason}, field{"permissionMode", &mode})
 	switch s := string(status.name()); {
 	case s == "compacting":
@@ -268,7 +270,7 @@ func (p *parser) status(e *envelope) {
 
 func (p *parser) apiRetry(e *envelope) {
 	var attempt, most, delay, status value
-	p.sub.pick(e.object, field{"attempt", &attempt}, field{"max_retries", &most},
+	e.pick(field{"attempt", &attempt}, field{"max_retries", &most},
 		field{"retry_delay_ms", &delay}, field{"error_status", &status})
 	message := "the model's API failed"
 	if n := status.count(); n > 0 {
@@ -287,7 +289,7 @@ const maxAttempt = 1 << 30
 
 func (p *parser) compacted(e *envelope) {
 	var meta, trigger, before, after value
-	p.sub.pick(e.object, field{"compact_metadata", &meta})
+	e.pick(field{"compact_metadata", &meta})
 	p.sub.pick(meta, field{"trigger", &trigger}, field{"pre_tokens", &before}, field{"post_tokens", &after})
 	message := "the conversation was compacted"
 	if before != nil && after != nil {
@@ -297,9 +299,9 @@ func (p *parser) compacted(e *envelope) {
 }
 
 func (p *parser) permissionDenied(e *envelope) {
-	var name, id, message value
-	p.sub.pick(e.object, field{"tool_name", &name}, field{"tool_use_id", &id}, field{"message", &message})
-	p.deny(domain.Permission{ToolID: id.str(), Tool: name.str(), Decision: "deny", Reason: message.str()})
+	var name, id value
+	e.pick(field{"tool_name", &name}, field{"tool_use_id", &id})
+	p.deny(domain.Permission{ToolID: id.str(), Tool: name.str(), Decision: "deny", Reason: e.message.str()})
 }
 
 func (p *parser) deny(decision domain.Permission) {
@@ -312,7 +314,7 @@ func (p *parser) deny(decision domain.Permission) {
 // about the background afterwards.
 func (p *parser) task(e *envelope) {
 	var id, task, description, summary, status, usage, elapsed value
-	p.sub.pick(e.object, field{"tool_use_id", &id}, field{"task_id", &task}, field{"description", &description},
+	e.pick(field{"tool_use_id", &id}, field{"task_id", &task}, field{"description", &description},
 		field{"summary", &summary}, field{"status", &status}, field{"usage", &usage})
 	p.sub.pick(usage, field{"duration_ms", &elapsed})
 	text := summary.str()
@@ -332,7 +334,7 @@ func (p *parser) task(e *envelope) {
 
 func (p *parser) hook(e *envelope) {
 	var name, outcome, output, stderr, code value
-	p.sub.pick(e.object, field{"hook_name", &name}, field{"outcome", &outcome}, field{"output", &output},
+	e.pick(field{"hook_name", &name}, field{"outcome", &outcome}, field{"output", &output},
 		field{"stderr", &stderr}, field{"exit_code", &code})
 	class := domain.NoticeInfo
 	if string(outcome.name()) != "success" {
@@ -354,7 +356,7 @@ func (p *parser) hook(e *envelope) {
 // its line was too long to be passed on, say.
 func (p *parser) stateChanged(e *envelope) {
 	var state value
-	p.sub.pick(e.object, field{"state", &state})
+	e.pick(field{"state", &state})
 	switch string(state.name()) {
 	case "running":
 		p.running = true
@@ -370,7 +372,7 @@ func (p *parser) stateChanged(e *envelope) {
 // tool call, not of a subagent.
 func (p *parser) toolProgress(e *envelope) {
 	var id, elapsed value
-	p.sub.pick(e.object, field{"tool_use_id", &id}, field{"elapsed_time_seconds", &elapsed})
+	e.pick(field{"tool_use_id", &id}, field{"elapsed_time_seconds", &elapsed})
 	update := domain.ToolUpdate{ID: id.str(), Elapsed: elapsed.duration(time.Second), Parent: e.parent.str()}
 	if t, ok := p.tools[update.Parent]; ok {
 		if _, ok := p.tools[update.ID]; !ok {
@@ -382,7 +384,7 @@ func (p *parser) toolProgress(e *envelope) {
 
 func (p *parser) rateLimit(e *envelope) {
 	var info, status, kind, used, resets value
-	p.sub.pick(e.object, field{"rate_limit_info", &info})
+	e.pick(field{"rate_limit_info", &info})
 	p.sub.pick(info, field{"status", &status}, field{"rateLimitType", &kind},
 		field{"utilization", &used}, field{"resetsAt", &resets})
 	message := "rate limit"
@@ -407,7 +409,7 @@ const denial = "Denied by Caisson: nobody is there to ask. Do without this, or s
 // waits for ever.
 func (p *parser) controlRequest(e *envelope) {
 	var id, request, subtype value
-	p.sub.pick(e.object, field{"request_id", &id}, field{"request", &request})
+	e.pick(field{"request_id", &id}, field{"request", &request})
 	p.sub.pick(request, field{"subtype", &subtype})
 	if !id.isString() {
 		p.unknown(e)

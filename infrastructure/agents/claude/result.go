@@ -38,8 +38,7 @@ type total struct {
 // made the agent go on: the last one decides, and their usage adds up.
 func (p *parser) result(e *envelope) {
 	var isError, text, errs, stop, reason, cost, usage, models, denials, status, apiType, apiError, startup value
-	p.sub.pick(e.object,
-		field{"is_error", &isError}, field{"result", &text}, field{"errors", &errs},
+	e.pick(field{"is_error", &isError}, field{"result", &text}, field{"errors", &errs},
 		field{"stop_reason", &stop}, field{"terminal_reason", &reason}, field{"total_cost_usd", &cost},
 		field{"usage", &usage}, field{"model_usage_since_last_result", &models},
 		field{"permission_denials", &denials}, field{"api_error_status", &status},

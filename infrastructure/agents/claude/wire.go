@@ -1,8 +1,9 @@
 package claude
 
-// envelope holds what one event line says, as far as the lines that come often
-// need it; the others are picked apart by their own handlers. The names are
-// those of the CLI's stream-json output. Values point into the line.
+// envelope holds what one event line says. The lines that come often have fields
+// of their own, down to where they nest; the members of the others wait in rest.
+// The names are those of the CLI's stream-json output. Values point into the
+// line.
 type envelope struct {
 	object       value // the whole event
 	typ, subtype value
@@ -13,12 +14,32 @@ type envelope struct {
 	toolResult   toolResult
 	toolMeta     value   // tool_result_meta
 	hasMessage   bool    // and it is an object
+	message      value   // if it is none
 	content      value   // of the message
 	blocks       []block // of the content
 	tooMany      bool    // more blocks than are read
 	eventType    value   // stream_event: event.type
 	deltaType    value   // stream_event: event.delta.type
 	deltaText    value   // stream_event: event.delta.text
+	rest         []member
+}
+
+// member is a member of an object.
+type member struct {
+	name  []byte
+	value value
+}
+
+// pick looks for members in the rest.
+func (e *envelope) pick(fields ...field) {
+	for _, m := range e.rest {
+		for _, f := range fields {
+			if string(m.name) == f.name {
+				*f.to = m.value
+				break
+			}
+		}
+	}
 }
 
 // block is one block of a message's content.
@@ -47,11 +68,11 @@ type toolResult struct {
 
 // envelope reads the next object of the text into e.
 func (r *reader) envelope(e *envelope) {
-	*e = envelope{blocks: e.blocks[:0]}
+	*e = envelope{blocks: e.blocks[:0], rest: e.rest[:0]}
 	r.enter('{')
 	start := r.offset() - 1
 	for r.more() {
-		switch string(r.name()) {
+		switch name := r.name(); string(name) {
 		case "type":
 			e.typ = r.value()
 		case "subtype":
@@ -73,7 +94,9 @@ func (r *reader) envelope(e *envelope) {
 		case "event":
 			r.streamEvent(e)
 		default:
-			r.value()
+			if v := r.value(); len(e.rest) < maxElements {
+				e.rest = append(e.rest, member{name, v})
+			}
 		}
 	}
 	e.object = r.since(start)
@@ -81,7 +104,7 @@ func (r *reader) envelope(e *envelope) {
 
 func (r *reader) message(e *envelope) {
 	e.content, e.blocks, e.tooMany = nil, e.blocks[:0], false // of an earlier duplicate
-	if e.hasMessage, _ = r.enter('{'); !e.hasMessage {
+	if e.hasMessage, e.message = r.enter('{'); !e.hasMessage {
 		return
 	}
 	for r.more() {
