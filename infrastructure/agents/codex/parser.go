@@ -48,7 +48,7 @@ const (
 
 // NewParser returns a parser for the output of that one turn.
 func (*Adapter) NewParser(turn ports.TurnRequest) ports.Parser {
-	return &parser{turn: turn, calls: map[string]callState{}}
+	return &parser{turn: turn}
 }
 
 // Interrupt returns nil: exec has no protocol for it and takes SIGINT.
@@ -275,6 +275,9 @@ func (p *parser) tool(ph phase, typ []byte, it *wireItem, out *ports.Parsed) boo
 	state := p.calls[id]
 	if !ok || id == "" || state == callClosed || state == callOpen && ph == itemStarted {
 		return false
+	}
+	if p.calls == nil {
+		p.calls = map[string]callState{}
 	}
 	if state == 0 {
 		add(out, p.toolCall(id, typ, it))

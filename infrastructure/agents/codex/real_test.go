@@ -108,6 +108,11 @@ func TestRealCodex(t *testing.T) {
 	install, err := codex.New().Resolve(program, hostWith(map[string]string{"OPENAI_BASE_URL": model.URL + "/v1", "OPENAI_API_KEY": "set"}))
 	require.NoError(t, err)
 	require.NotEmpty(t, install.Version)
+	modules := program[:strings.LastIndex(program, "/@openai/")]
+	launcher, err := codex.New().Resolve(filepath.Join(modules, ".bin", "codex"), ports.Host{})
+	require.NoError(t, err)
+	require.Equal(t, install.Path, launcher.Path)
+	require.Equal(t, install.Dirs, launcher.Dirs)
 
 	turn := ports.TurnRequest{
 		Prompt: ports.Prompt{Text: "go"}, Install: install, Dirs: dirs, Workspace: workspace, Model: "gpt-5.5", Confined: true,
