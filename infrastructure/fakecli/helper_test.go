@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -54,6 +55,7 @@ func (p place) env(extra ...string) []string {
 	return append([]string{
 		"PATH=/usr/bin:/bin", "HOME=" + p.state, "TMPDIR=" + p.temp, "CLAUDE_CONFIG_DIR=" + p.state,
 		"CODEX_HOME=" + p.state, "IS_SANDBOX=1", "CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS=1",
+		"GORACE=atexit_sleep_ms=0", // the race detector's pause at every exit
 	}, extra...)
 }
 
@@ -63,7 +65,25 @@ type proc struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stdout chan string // lines, newline included if there was one
-	stderr bytes.Buffer
+	stderr locked
+}
+
+// locked is a buffer that is read while the process still writes to it.
+type locked struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *locked) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
 }
 
 func claudeArgs(more ...string) []string {
