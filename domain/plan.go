@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -358,17 +359,29 @@ func (p SandboxPlan) Validate() error {
 // environment and the time limits do not count. Two turns of a conversation
 // must have the same digest. It is only as canonical as the paths are.
 func (p SandboxPlan) Digest() string {
-	h := sha256.New()
+	// It is made for every spawn, so it does without fmt.
+	var text []byte
 	field := func(name string, values ...string) {
-		fmt.Fprintf(h, "%s %d\n", name, len(values))
+		text = append(text, name...)
+		text = strconv.AppendInt(append(text, ' '), int64(len(values)), 10)
 		for _, v := range values {
-			fmt.Fprintf(h, "%d:%s\n", len(v), v)
+			text = strconv.AppendInt(append(text, '\n'), int64(len(v)), 10)
+			text = append(append(text, ':'), v...)
 		}
+		text = append(text, '\n')
 	}
-	field("plan", "1", fmt.Sprint(p.state))
-	var rules, env, waivers []string
+	num := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	ports := func(ports []uint16) string {
+		s := ""
+		for _, port := range ports {
+			s += num(uint64(port)) + " "
+		}
+		return s
+	}
+	field("plan", "1", num(uint64(p.state)))
+	rules, env, waivers := make([]string, 0, len(p.rules)), make([]string, 0, len(p.env)), make([]string, 0, len(p.waivers))
 	for _, r := range p.rules {
-		rules = append(rules, fmt.Sprintf("%d %d %s", r.Access, r.Presence, r.Path))
+		rules = append(rules, num(uint64(r.Access))+" "+num(uint64(r.Presence))+" "+r.Path)
 	}
 	for _, e := range p.env {
 		env = append(env, e.Name)
@@ -381,9 +394,10 @@ func (p SandboxPlan) Digest() string {
 	field("rules", slices.Compact(rules)...)
 	field("env", env...)
 	field("waivers", waivers...)
-	field("net", fmt.Sprint(p.connectTCP), fmt.Sprint(p.bindTCP), fmt.Sprint(p.udp), p.unix.String())
-	field("limits", fmt.Sprint(p.limits.MemoryBytes), fmt.Sprint(p.limits.Pids), fmt.Sprint(p.limits.CPUs))
-	return hex.EncodeToString(h.Sum(nil))
+	field("net", ports(p.connectTCP), ports(p.bindTCP), strconv.FormatBool(p.udp), p.unix.String())
+	field("limits", num(p.limits.MemoryBytes), num(p.limits.Pids), strconv.FormatFloat(p.limits.CPUs, 'g', -1, 64))
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
 }
 
 // String prints the plan so that a person can review it. Secret values and

@@ -44,8 +44,12 @@ type Confinement interface {
 // restricts nothing but signals to the outside, so that a keeper started in it
 // can end everything below with one kill(-1) and nothing else.
 type KillGroup interface {
+	// PrepareKillGroup makes ready what EnterKillGroup hands to the kernel. It is
+	// called at most once, by whoever wants a kill group, before EnterKillGroup.
+	// It returns false if the host cannot have one (no signal scope).
+	PrepareKillGroup() (bool, error)
 	// EnterKillGroup puts the caller's flow of execution into the outer domain.
-	// It is called at most once, before Apply, under the same rules. It returns
-	// false if the host cannot (no signal scope), and then has changed nothing.
-	EnterKillGroup() (bool, error)
+	// It is called at most once, after PrepareKillGroup returned true and before
+	// Apply, under the same rules as Apply.
+	EnterKillGroup() error
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -47,16 +48,16 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 	if abi == 0 {
 		return nil, e.absent()
 	}
-	rules := portRules(plan, abi)
 	var granted []domain.GrantedRule
-	// The rules name descriptors, which must stay open until the ruleset is
-	// built. It keeps the objects themselves.
+	// The rules are descriptors, which must stay open until they are in the
+	// ruleset. It keeps the objects themselves.
 	var opened []object
 	defer func() {
 		for _, o := range opened {
 			_ = unix.Close(o.fd)
 		}
 	}()
+	var paths []ll.PathBeneathAttr
 	for _, r := range plan.Rules() {
 		if ctx.Err() != nil {
 			return nil, e.failed("prepare", context.Cause(ctx))
@@ -72,7 +73,7 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 				break
 			}
 			g.Canonical = o.canonical
-			rules = append(rules, landlock.PathAccess(fsSet(g.Access), fmt.Sprintf("/proc/self/fd/%d", o.fd)))
+			paths = append(paths, ll.PathBeneathAttr{ParentFd: o.fd, AllowedAccess: uint64(fsSet(g.Access))})
 		case r.Presence == domain.Optional && unreachable(err):
 			g.Skipped = reason(err)
 		default:
@@ -86,13 +87,11 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 		receipt: receiptOf(plan, e.kernel, granted),
 	}
 	var err error
-	if c.plan, err = newRuleset(config(plan, abi), rules...); err != nil {
+	if c.plan, err = newRuleset(config(plan, abi), portRules(plan, abi)...); err != nil {
 		return nil, e.failed("prepare", err)
 	}
-	if abi >= signalScopeABI {
-		if c.group, err = newRuleset(killGroupConfig()); err != nil {
-			return nil, e.failed("prepare kill group", errors.Join(err, c.Close()))
-		}
+	if err := c.plan.grant(paths); err != nil {
+		return nil, errors.Join(e.failed("prepare", err), c.Close())
 	}
 	return c, nil
 }
@@ -122,6 +121,9 @@ var errSwapped = errors.New("the path changed while it was being resolved: a sym
 // errSelf: a rule that leads to the orchestrator, not to the child.
 var errSelf = errors.New("the path leads into the orchestrator's own directory of /proc")
 
+// ownProc is that directory.
+var ownProc = "/proc/" + strconv.Itoa(os.Getpid())
+
 // locate resolves a path and opens what it leads to, by descriptor, so that
 // what is checked, what is granted and what the receipt names is one object,
 // whoever swaps links or renames directories meanwhile.
@@ -146,7 +148,7 @@ func locate(path string) (object, error) {
 // openCanonical opens a clean path that has no symbolic links, or returns
 // errLink.
 func openCanonical(canonical string) (object, error) {
-	if own := fmt.Sprintf("/proc/%d", os.Getpid()); canonical == own || strings.HasPrefix(canonical, own+"/") {
+	if rest, ok := strings.CutPrefix(canonical, ownProc); ok && (rest == "" || rest[0] == '/') {
 		return object{}, errSelf
 	}
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
@@ -220,6 +222,17 @@ func newRuleset(c landlock.Config, rules ...landlock.Rule) (ruleset, error) {
 	return ruleset{fd: fd, flags: flags}, nil
 }
 
+// grant adds path rules by the descriptors that they were resolved to. The
+// library's own rules would open a name again.
+func (r ruleset) grant(paths []ll.PathBeneathAttr) error {
+	for i := range paths {
+		if err := ll.LandlockAddPathBeneathRule(r.fd, &paths[i], 0); err != nil {
+			return fmt.Errorf("landlock_add_rule: %w", err)
+		}
+	}
+	return nil
+}
+
 // enforce puts the calling thread, and no other, into a new domain.
 func (r ruleset) enforce() error {
 	// Without it, the kernel takes rulesets from privileged processes only. It
@@ -260,22 +273,40 @@ func (c *confinement) SpawnLine() domain.SpawnLine { return c.line }
 
 func (c *confinement) Receipt() domain.Receipt { return cloneReceipt(c.receipt) }
 
-func (c *confinement) EnterKillGroup() (bool, error) {
+func (c *confinement) PrepareKillGroup() (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.closed:
-		return false, c.failed("kill group", errClosed)
-	case c.applied || c.entered:
-		return false, c.failed("kill group", errors.New("entered twice, or after apply"))
-	case c.group.fd < 0:
+		return false, c.failed("prepare kill group", errClosed)
+	case c.group.fd >= 0:
+		return false, c.failed("prepare kill group", errors.New("prepared twice"))
+	case c.abi < signalScopeABI:
 		return false, nil
+	}
+	var err error
+	if c.group, err = newRuleset(killGroupConfig()); err != nil {
+		return false, c.failed("prepare kill group", err)
+	}
+	return true, nil
+}
+
+func (c *confinement) EnterKillGroup() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return c.failed("kill group", errClosed)
+	case c.applied || c.entered:
+		return c.failed("kill group", errors.New("entered twice, or after apply"))
+	case c.group.fd < 0:
+		return c.failed("kill group", errors.New("not prepared"))
 	}
 	c.entered = true
 	if err := c.group.enforce(); err != nil {
-		return false, c.failed("kill group", err)
+		return c.failed("kill group", err)
 	}
-	return true, nil
+	return nil
 }
 
 func (c *confinement) Apply() error {

@@ -45,11 +45,13 @@ func confined[T any](tb testing.TB, c ports.Confinement, killGroup bool, f func(
 		value T
 		err   error
 	}
+	if killGroup {
+		prepareGroup(tb, c)
+	}
 	o := onThrowawayThread(func() (o outcome) {
 		if killGroup {
-			ok, err := c.(ports.KillGroup).EnterKillGroup()
-			if err != nil || !ok {
-				return outcome{err: fmt.Errorf("kill group: %v, %w", ok, err)}
+			if err := c.(ports.KillGroup).EnterKillGroup(); err != nil {
+				return outcome{err: err}
 			}
 		}
 		if o.err = c.Apply(); o.err == nil {
@@ -59,6 +61,14 @@ func confined[T any](tb testing.TB, c ports.Confinement, killGroup bool, f func(
 	})
 	require.NoError(tb, o.err)
 	return o.value
+}
+
+// prepareGroup makes a kill group ready.
+func prepareGroup(tb testing.TB, c ports.Confinement) {
+	tb.Helper()
+	ok, err := c.(ports.KillGroup).PrepareKillGroup()
+	require.NoError(tb, err)
+	require.True(tb, ok)
 }
 
 // prepare prepares a plan that waives what Landlock cannot do here.
@@ -528,10 +538,10 @@ func TestKillGroupNests(t *testing.T) {
 		agentToKeeper error
 		threadToAgent error
 	}
+	prepareGroup(t, c)
 	o := onThrowawayThread(func() (o outcome) {
-		entered, err := c.(ports.KillGroup).EnterKillGroup()
-		if err != nil || !entered {
-			return outcome{err: fmt.Errorf("entered %v: %w", entered, err)}
+		if err := c.(ports.KillGroup).EnterKillGroup(); err != nil {
+			return outcome{err: err}
 		}
 		const script = `read agent; kill -0 $PPID && echo orchestrator; kill -0 $agent && echo agent; echo end`
 		if o.keeper, o.err = os.StartProcess("/bin/sh", []string{"sh", "-c", script}, &os.ProcAttr{Files: []*os.File{keeperIn, keeperOut}}); o.err != nil {
@@ -580,14 +590,18 @@ func systemRules() []domain.PathRule {
 func TestKillGroupNeedsTheSignalScope(t *testing.T) {
 	testkit.RequireLandlock(t, 1)
 	c := prepare(t, New(WithABI(5)), planOf())
+	ok, err := c.(ports.KillGroup).PrepareKillGroup()
+	require.NoError(t, err)
+	require.False(t, ok)
 	type outcome struct {
-		entered     bool
-		err         error
 		noNewPrivs  int
 		outsideOpen error
 	}
 	got := onThrowawayThread(func() (o outcome) {
-		o.entered, o.err = c.(ports.KillGroup).EnterKillGroup()
+		var failed *domain.EnforcementError
+		if err := c.(ports.KillGroup).EnterKillGroup(); !errors.As(err, &failed) {
+			t.Errorf("a kill group that was not prepared was entered: %v", err)
+		}
 		o.noNewPrivs, _ = unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
 		o.outsideOpen = tryOpen("/", unix.O_RDONLY)
 		return o
@@ -599,7 +613,7 @@ func TestKillGroupNeedsTheSignalScope(t *testing.T) {
 
 func TestApplyIsForOnce(t *testing.T) {
 	testkit.RequireLandlock(t, signalScopeABI)
-	enter := func(c ports.Confinement) error { _, err := c.(ports.KillGroup).EnterKillGroup(); return err }
+	enter := func(c ports.Confinement) error { return c.(ports.KillGroup).EnterKillGroup() }
 	for name, calls := range map[string][]func(ports.Confinement) error{
 		"apply twice":                  {ports.Confinement.Apply, ports.Confinement.Apply},
 		"apply after close":            {ports.Confinement.Close, ports.Confinement.Apply},
@@ -611,6 +625,7 @@ func TestApplyIsForOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := prepare(t, New(), planOf())
+			prepareGroup(t, c)
 			errs := onThrowawayThread(func() (errs []error) {
 				for _, call := range calls {
 					errs = append(errs, call(c))
@@ -643,6 +658,7 @@ func TestRulesets(t *testing.T) {
 	testkit.RequireLandlock(t, signalScopeABI)
 	c, ok := prepare(t, New(), planOf()).(*confinement)
 	require.True(t, ok)
+	prepareGroup(t, c)
 	for _, r := range []ruleset{c.plan, c.group} {
 		flags, err := unix.FcntlInt(uintptr(r.fd), unix.F_GETFD, 0)
 		require.NoError(t, err)

@@ -65,7 +65,10 @@ var landlockWaivers = []domain.Property{
 func testPlan(dir string) domain.SandboxPlan {
 	plan := domain.NewSandboxPlan("test").WithWaivers(landlockWaivers...)
 	for _, p := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc", "/proc"} {
-		plan = plan.WithRules(domain.PathRule{Path: p, Access: domain.AccessReadExec, Presence: domain.Optional})
+		// As an application hands them over: canonical.
+		if canonical, err := filepath.EvalSymlinks(p); err == nil {
+			plan = plan.WithRules(domain.PathRule{Path: canonical, Access: domain.AccessReadExec})
+		}
 	}
 	plan = plan.WithRules(domain.PathRule{Path: "/dev/null", Access: domain.AccessReadWrite.ForFile()})
 	if dir != "" {

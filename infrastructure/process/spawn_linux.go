@@ -34,7 +34,7 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, conf.Close()) }()
+	defer func() { err = errors.Join(err, conf.Close()) }() // the second close of a started child's
 	line = conf.SpawnLine()
 	if err := line.Validate(); err != nil {
 		return nil, err
@@ -43,21 +43,28 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	var keep *keeper
 	group, canGroup := conf.(ports.KillGroup)
 	if withKeeper && canGroup {
-		if keep, err = prepareKeeper(); err != nil {
+		ok, err := group.PrepareKillGroup()
+		if err != nil {
 			return nil, err
 		}
+		if ok {
+			if keep, err = prepareKeeper(); err != nil {
+				return nil, err
+			}
+		}
 	}
-	var proc *os.Process
+	var (
+		proc *os.Process
+		exit *exitWatch
+		errW error
+	)
 	err = onThrowawayThread(func() error {
 		if keep != nil {
-			entered, err := group.EnterKillGroup()
-			if err != nil {
+			if err := group.EnterKillGroup(); err != nil {
 				return err
 			}
-			if entered {
-				if err := keep.start(); err != nil {
-					return err
-				}
+			if err := keep.start(); err != nil {
+				return err
 			}
 		}
 		if err := conf.Apply(); err != nil {
@@ -79,9 +86,17 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 			return &domain.SpawnError{Step: "stop at birth", Argv0: line.Path, Err: err}
 		}
 		return nil
+	}, func() {
+		if proc != nil {
+			exit, errW = watchExit(proc.Pid)
+		}
+		errW = errors.Join(errW, conf.Close())
 	})
 	// From here on the thread is gone, or err says that it is not.
 	fail := func(err error) (*child, error) {
+		if exit != nil {
+			err = errors.Join(err, exit.close())
+		}
 		if proc != nil {
 			discard(proc)
 		}
@@ -93,25 +108,17 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	if err != nil {
 		return fail(err)
 	}
+	if errW != nil {
+		return fail(&domain.SpawnError{Step: "watch", Argv0: line.Path, Err: errW})
+	}
 	receipt := conf.Receipt()
 	receipt.InheritedFDs = s.cfg.KeepInheritedFDs
 	receipt.Tree = domain.TreeWalk
 	if keep != nil {
-		if keep.proc == nil { // the host has no signal scope
-			err := keep.abandon()
-			if keep = nil; err != nil {
-				return fail(err)
-			}
-		} else {
-			if err := keep.arm(); err != nil {
-				return fail(&domain.EnforcementError{Step: "kill group", ABI: receipt.ABI, Err: err})
-			}
-			receipt.Tree = domain.TreeKeeper
+		if err := keep.arm(); err != nil {
+			return fail(&domain.EnforcementError{Step: "kill group", ABI: receipt.ABI, Err: err})
 		}
-	}
-	exit, err := watchExit(proc.Pid)
-	if err != nil {
-		return fail(&domain.SpawnError{Step: "watch", Argv0: line.Path, Err: err})
+		receipt.Tree = domain.TreeKeeper
 	}
 	return &child{proc: proc, exit: exit, keeper: keep, mark: mark, receipt: receipt}, nil
 }

@@ -46,7 +46,7 @@ type spool struct {
 	done   bool
 
 	read   atomic.Int64 // offset of the consumer
-	last   atomic.Int64 // when output came last, in nanoseconds of the monotonic clock
+	last   atomic.Int64 // when output came or was read last, in nanoseconds of the monotonic clock
 	notify chan struct{}
 }
 
@@ -113,7 +113,7 @@ func (s *spool) wake() {
 	}
 }
 
-// touch notes that there was output now.
+// touch notes that something happened now.
 func (s *spool) touch() { s.last.Store(int64(time.Since(clockBase))) }
 
 var clockBase = time.Now()
@@ -173,6 +173,9 @@ func (s *spool) next(buf *[frameHead + chunkSize]byte, chunk func(from stream, d
 		at += int64(end)
 		s.read.Store(at)
 	}
+	// A consumer that was behind has only now heard of the output: what the
+	// agent waits for, such as an answer or the end of its input, comes after.
+	s.touch()
 	return nil
 }
 

@@ -13,9 +13,15 @@ import (
 // takes microseconds. A thread that is still there by then refuses the spawn.
 const threadGoneLimit = 10 * time.Second
 
+// threadGoneSpin is how long to look again at once: the end usually takes less
+// than the shortest sleep.
+const threadGoneSpin = 100 * time.Microsecond
+
 // onThrowawayThread runs fn on an OS thread that nothing else ever runs on,
 // and returns when that thread is gone. fn may restrict its thread for good.
-func onThrowawayThread(fn func() error) error {
+// meanwhile, if not nil, runs in the caller's flow while the thread ends, which
+// takes a good part of a spawn's time.
+func onThrowawayThread(fn func() error, meanwhile func()) error {
 	type outcome struct {
 		tid int
 		err error
@@ -46,6 +52,9 @@ func onThrowawayThread(fn func() error) error {
 	}()
 
 	o := <-done
+	if meanwhile != nil {
+		meanwhile()
+	}
 	if err := awaitThreadGone(o.tid); err != nil {
 		return errors.Join(o.err, err)
 	}
@@ -55,16 +64,19 @@ func onThrowawayThread(fn func() error) error {
 // awaitThreadGone returns when the process has no thread of that id.
 func awaitThreadGone(tid int) error {
 	pid := unix.Getpid()
-	deadline := time.Now().Add(threadGoneLimit)
-	for pause := 5 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
-		switch err := unix.Tgkill(pid, tid, 0); {
-		case errors.Is(err, unix.ESRCH):
+	begun := time.Now()
+	for pause := 20 * time.Microsecond; ; {
+		if err := unix.Tgkill(pid, tid, 0); errors.Is(err, unix.ESRCH) {
 			return nil
-		case time.Now().After(deadline):
-			return fmt.Errorf("the spawning thread %d is still there after %s", tid, threadGoneLimit)
 		}
-		// Yield first: the thread is usually gone after one switch.
-		runtime.Gosched()
-		time.Sleep(pause)
+		switch waited := time.Since(begun); {
+		case waited > threadGoneLimit:
+			return fmt.Errorf("the spawning thread %d is still there after %s", tid, threadGoneLimit)
+		case waited < threadGoneSpin:
+			runtime.Gosched()
+		default:
+			time.Sleep(pause)
+			pause = min(2*pause, time.Millisecond)
+		}
 	}
 }

@@ -175,16 +175,30 @@ func (m *KillGroup) EXPECT() *KillGroupMockRecorder {
 }
 
 // EnterKillGroup mocks base method.
-func (m *KillGroup) EnterKillGroup() (bool, error) {
+func (m *KillGroup) EnterKillGroup() error {
 	m.ctrl.T.Helper()
 	ret := m.ctrl.Call(m, "EnterKillGroup")
-	ret0, _ := ret[0].(bool)
-	ret1, _ := ret[1].(error)
-	return ret0, ret1
+	ret0, _ := ret[0].(error)
+	return ret0
 }
 
 // EnterKillGroup indicates an expected call of EnterKillGroup.
 func (mr *KillGroupMockRecorder) EnterKillGroup() *gomock.Call {
 	mr.mock.ctrl.T.Helper()
 	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "EnterKillGroup", reflect.TypeOf((*KillGroup)(nil).EnterKillGroup))
+}
+
+// PrepareKillGroup mocks base method.
+func (m *KillGroup) PrepareKillGroup() (bool, error) {
+	m.ctrl.T.Helper()
+	ret := m.ctrl.Call(m, "PrepareKillGroup")
+	ret0, _ := ret[0].(bool)
+	ret1, _ := ret[1].(error)
+	return ret0, ret1
+}
+
+// PrepareKillGroup indicates an expected call of PrepareKillGroup.
+func (mr *KillGroupMockRecorder) PrepareKillGroup() *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "PrepareKillGroup", reflect.TypeOf((*KillGroup)(nil).PrepareKillGroup))
 }

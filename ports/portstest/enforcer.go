@@ -583,7 +583,9 @@ type recordedKillGroup struct {
 	group ports.KillGroup
 }
 
-func (c recordedKillGroup) EnterKillGroup() (bool, error) {
+func (c recordedKillGroup) PrepareKillGroup() (bool, error) { return c.group.PrepareKillGroup() }
+
+func (c recordedKillGroup) EnterKillGroup() error {
 	c.r.count(&c.p.KillGroups)
 	return c.group.EnterKillGroup()
 }

@@ -227,9 +227,10 @@ func TestRecordingEnforcerKeepsTheKillGroup(t *testing.T) {
 	plan := domain.NewSandboxPlan("seen").WithWaivers(domain.Properties()...)
 	c, err := r.Prepare(t.Context(), plan, domain.SpawnLine{})
 	require.NoError(t, err)
-	entered, err := c.(ports.KillGroup).EnterKillGroup()
+	ok, err := c.(ports.KillGroup).PrepareKillGroup()
 	require.NoError(t, err)
-	require.False(t, entered)
+	require.False(t, ok)
+	require.Error(t, c.(ports.KillGroup).EnterKillGroup())
 	require.NoError(t, c.Close())
 	require.Equal(t, 1, r.Preparations()[0].KillGroups)
 }

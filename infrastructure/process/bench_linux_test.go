@@ -1,0 +1,81 @@
+package process
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/landlock"
+	"github.com/caisson-run/caisson/tests/testkit"
+)
+
+// BenchmarkSpawn measures a confined spawn against a plain os/exec one, both of
+// /bin/true from the start to its reaping, alternately in one run: absolute
+// times on shared machines mean nothing. It reports the medians' ratios.
+//
+//	go test -run=^$ -bench=BenchmarkSpawn -benchtime=500x ./infrastructure/process
+func BenchmarkSpawn(b *testing.B) {
+	testkit.RequireLandlock(b, 6)
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	require.NoError(b, err)
+	defer null.Close()
+	confined := NewSpawner(Config{Enforcer: landlock.New()})
+	plan := testPlan("")
+	line := domain.SpawnLine{Path: "/bin/true", Argv: []string{"true"}, Dir: "/", Env: []string{"PATH=/usr/bin"}}
+	spawn := func(plan domain.SandboxPlan, keeper bool) {
+		line.Sandbox = plan
+		c, err := confined.start(context.Background(), line, stdio{null, null, null}, keeper)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := c.resume(); err != nil {
+			b.Fatal(err)
+		}
+		if err := c.awaitExit(); err != nil {
+			b.Fatal(err)
+		}
+		if st := c.status(); !st.Success() {
+			b.Fatal(st)
+		}
+		if err := c.release(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	variants := []struct {
+		name string
+		run  func()
+	}{
+		{"plain", func() {
+			cmd := exec.Command("/bin/true")
+			cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = null, null, null, line.Env
+			if err := cmd.Run(); err != nil {
+				b.Fatal(err)
+			}
+		}},
+		{"native", func() { spawn(domain.Unconfined("benchmark"), false) }},
+		{"confined", func() { spawn(plan, false) }},
+		{"keeper", func() { spawn(plan, true) }},
+	}
+	times := make([][]time.Duration, len(variants))
+	for b.Loop() {
+		for i, v := range variants {
+			begun := time.Now()
+			v.run()
+			times[i] = append(times[i], time.Since(begun))
+		}
+	}
+	median := func(d []time.Duration) float64 {
+		slices.Sort(d)
+		return float64(d[len(d)/2])
+	}
+	plain := median(times[0])
+	for i, v := range variants[1:] {
+		b.ReportMetric(median(times[i+1])/plain, v.name+"/plain")
+	}
+}
