@@ -4,6 +4,7 @@ package fakecli
 
 import (
 	"errors"
+	"maps"
 	"strings"
 )
 
@@ -22,8 +23,8 @@ func (p parsed) has(name string) bool { _, ok := p.values[name]; return ok }
 func (p parsed) value(name string) string { return p.values[name] }
 
 // parseFlags parses options that may stand anywhere. The error's text is the
-// option that is not known. After a word of rest, only the options are known
-// that its flag set has, if it has one.
+// option that is not known, or has no value. Behind a word that has a flag set
+// of its own in after, the options of that set are known instead.
 func parseFlags(args []string, known flagSet, after map[string]flagSet) (parsed, error) {
 	p := parsed{values: map[string]string{}}
 	for len(args) > 0 {
@@ -56,30 +57,38 @@ func parseFlags(args []string, known flagSet, after map[string]flagSet) (parsed,
 	return p, nil
 }
 
-// claudeFlags are the options of Claude Code that a headless run may have.
+// claudeFlags are the options of Claude Code that a headless run may have, as
+// far as the fake takes them ("claude --help", 2.1.328).
 var claudeFlags = flagSet{
 	"-p": false, "--print": false, "--verbose": false, "--strict-mcp-config": false,
-	"--dangerously-skip-permissions": false, "--include-partial-messages": false,
+	"--dangerously-skip-permissions": false, "--include-partial-messages": false, "--include-hook-events": false,
+	"--safe-mode": false, "--restricted": false, "--bare": false, "--disable-slash-commands": false,
 	"--output-format": true, "--input-format": true, "--permission-prompt-tool": true,
 	"--setting-sources": true, "--session-id": true, "--resume": true, "--model": true,
-	"--permission-mode": true, "--allowedTools": true, "--disallowedTools": true, "--mcp-config": true,
-	"--append-system-prompt": true, "--add-dir": true, "--settings": true, "--max-turns": true,
+	"--permission-mode": true, "--allowedTools": true, "--disallowedTools": true, "--tools": true,
+	"--mcp-config": true, "--system-prompt": true, "--append-system-prompt": true, "--add-dir": true,
+	"--settings": true, "--max-turns": true, "--effort": true, "--fallback-model": true,
 }
 
 // codexFlags are the options of "codex exec"; codexResumeFlags those that may
-// stand after the word "resume".
+// stand after the word "resume" (their --help, 0.169.0).
 var (
-	codexFlags = flagSet{
-		"--json": false, "--skip-git-repo-check": false, "--dangerously-bypass-approvals-and-sandbox": false,
-		"--ephemeral": false, "--ignore-rules": false, "--trust": false,
-		"-c": true, "--config": true, "--enable": true, "--disable": true, "-m": true, "--model": true,
-		"-p": true, "--profile": true, "-s": true, "--sandbox": true, "-C": true, "--cd": true,
-		"--add-dir": true, "--output-schema": true, "-o": true, "--output-last-message": true, "--color": true,
-	}
+	codexFlags = codexResumeFlags.with(flagSet{
+		"--oss": false, "--local-provider": true, "-p": true, "--profile": true, "-s": true, "--sandbox": true,
+		"--approve-for-me": false, "-C": true, "--cd": true, "--add-dir": true, "--color": true,
+	})
 	codexResumeFlags = flagSet{
 		"--json": false, "--skip-git-repo-check": false, "--dangerously-bypass-approvals-and-sandbox": false,
-		"--ephemeral": false, "--ignore-rules": false,
+		"--dangerously-bypass-hook-trust": false, "--ephemeral": false, "--ignore-user-config": false,
+		"--ignore-rules": false, "--trust": false, "--strict-config": false, "--worktree": false,
 		"-c": true, "--config": true, "--enable": true, "--disable": true, "-m": true, "--model": true,
-		"--output-schema": true, "-o": true, "--output-last-message": true,
+		"-i": true, "--image": true, "--output-schema": true, "-o": true, "--output-last-message": true,
 	}
 )
+
+// with returns the options of both sets.
+func (s flagSet) with(more flagSet) flagSet {
+	all := maps.Clone(s)
+	maps.Copy(all, more)
+	return all
+}

@@ -95,7 +95,7 @@ func claudeArgs(more ...string) []string {
 }
 
 func codexArgs(more ...string) []string {
-	args := []string{"codex", "exec", "--json", "--skip-git-repo-check", "-c", "analytics.enabled=false"}
+	args := []string{"codex", "exec", "--json", "--skip-git-repo-check", "--ignore-user-config", "--disable", "plugins", "-c", "analytics.enabled=false"}
 	return append(append(args, more...), "-")
 }
 
