@@ -1,0 +1,155 @@
+package application
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// Exec runs a command under a plan and waits for its end: the preset grants the
+// command's own file, the system's programs and libraries, a few devices, and a
+// private temporary directory ($TMPDIR) that is removed afterwards. Everything
+// else takes a policy, the directory that the command starts in included. $HOME
+// keeps its value but is not granted.
+//
+// A command that is not found gives a *domain.SpawnError that is fs.ErrNotExist,
+// one that cannot be executed one that is fs.ErrPermission. How the command
+// ended is in the result and is no error.
+func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (_ ports.CommandResult, err error) {
+	id, err := newSessionID()
+	if err != nil {
+		return ports.CommandResult{}, err
+	}
+	x := &execution{o: o, req: req}
+	if err := x.resolve(ctx); err != nil {
+		return ports.CommandResult{}, err
+	}
+	// The temporary directory is one of the kind that sessions have: below the
+	// state, private, and removed in the same way.
+	defer func() { err = errors.Join(err, o.records.Remove(context.WithoutCancel(ctx), id)) }()
+	dirs, err := o.records.Dirs(ctx, id)
+	if err != nil {
+		return ports.CommandResult{}, err
+	}
+	if err := x.buildPlan(dirs.Temp); err != nil {
+		return ports.CommandResult{}, err
+	}
+	line := domain.SpawnLine{
+		Path: x.path, Argv: req.Argv, Dir: x.dir, Env: x.plan.Environ(o.host.LookupEnv), Sandbox: x.plan,
+	}
+	if err := line.Validate(); err != nil {
+		return ports.CommandResult{}, err
+	}
+	if limit := req.Policy.Limits.WallClock; limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, &domain.TimeoutError{Limit: limit})
+		defer cancel()
+	}
+	return o.commands.Run(ctx, line, req.Stdio)
+}
+
+// PlanExec returns the plan that Exec would run the command under, and changes
+// nothing. The private directory stands in it under the id
+// 00000000-0000-0000-0000-000000000000, and does not exist.
+func (o *Orchestrator) PlanExec(ctx context.Context, req ExecRequest) (domain.SandboxPlan, error) {
+	x := &execution{o: o, req: req}
+	if err := x.resolve(ctx); err != nil {
+		return domain.SandboxPlan{}, err
+	}
+	dirs, err := o.records.Paths(domain.SessionID(uuid.Nil.String()))
+	if err != nil {
+		return domain.SandboxPlan{}, err
+	}
+	err = x.buildPlan(dirs.Temp)
+	return x.plan, err
+}
+
+// execution is one run of a command, on its way through the steps.
+type execution struct {
+	o    *Orchestrator
+	req  ExecRequest
+	dir  string
+	path string // of the program: absolute, as found
+	plan domain.SandboxPlan
+}
+
+// resolve checks the request and finds the directory and the program.
+func (x *execution) resolve(ctx context.Context) error {
+	if err := x.o.check(ctx); err != nil {
+		return err
+	}
+	if err := x.req.Sandbox.validate(); err != nil {
+		return err
+	}
+	if len(x.req.Argv) == 0 || x.req.Argv[0] == "" {
+		return &domain.InvalidError{What: "command", Reason: "empty", Remedy: "name a program"}
+	}
+	if x.req.Policy.Limits.Idle > 0 {
+		return &domain.InvalidError{
+			What: "idle limit", Value: x.req.Policy.Limits.Idle.String(), Reason: "the output of a command is not seen, so its idle time is not known",
+			Remedy: "limit the wall clock",
+		}
+	}
+	var err error
+	if x.dir, err = canonicalDir("working directory", x.req.Dir); err != nil {
+		return err
+	}
+	x.path, err = findProgram(x.req.Argv[0], x.dir, x.o.path())
+	return err
+}
+
+// buildPlan makes the plan: preset and policy.
+func (x *execution) buildPlan(temp string) error {
+	env := presetEnv(x.o.path(), domain.EnvRule{}, temp)
+	rules := x.req.Policy.rules()
+	plan := domain.Unconfined(x.req.Sandbox.why).WithEnv(env...)
+	if !x.req.Sandbox.off {
+		program, _, err := canonicalPath(x.path)
+		if err != nil {
+			return &domain.SpawnError{Step: "resolve", Argv0: x.req.Argv[0], Err: err}
+		}
+		rules = append(execRules(execInput{euid: os.Geteuid(), program: program, temp: temp}), rules...)
+		plan = domain.NewSandboxPlan(presetExec).WithEnv(env...).WithWaivers(presetWaivers...)
+	}
+	var err error
+	x.plan, err = x.o.completePlan(plan, x.req.Policy, rules, []string{temp}, []program{x.o.ownProgram()})
+	return err
+}
+
+// findProgram finds a program as execvp(3) does, but in absolute entries of PATH
+// only: a file that can be executed comes before one that cannot.
+func findProgram(name, dir string, path []string) (string, error) {
+	var candidates []string
+	if strings.ContainsRune(name, filepath.Separator) {
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(dir, name)
+		}
+		candidates = []string{filepath.Clean(name)}
+	} else {
+		if len(path) == 0 {
+			path = defaultPath
+		}
+		for _, entry := range path {
+			candidates = append(candidates, filepath.Join(entry, name))
+		}
+	}
+	missing := &domain.SpawnError{Step: "resolve", Argv0: name, Err: fs.ErrNotExist, Remedy: "name a program on PATH, or pass its path"}
+	for _, c := range candidates {
+		info, err := os.Stat(c)
+		switch {
+		case err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0:
+			return c, nil
+		case err == nil, errors.Is(err, fs.ErrPermission):
+			missing = &domain.SpawnError{Step: "resolve", Argv0: c, Err: fs.ErrPermission, Remedy: "pass a file that can be executed"}
+		}
+	}
+	return "", missing
+}

@@ -1,0 +1,399 @@
+package application
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// launch is one opening of a session, on its way through the steps.
+type launch struct {
+	o       *Orchestrator
+	req     OpenRequest
+	preview bool // change nothing
+	undo    undoStack
+
+	adapter    ports.AgentAdapter
+	install    ports.AgentInstall
+	home       string // $HOME, canonical; "" if there is none
+	path       []string
+	workspace  string
+	record     domain.SessionRecord // of the session to resume
+	session    *domain.AgentSession
+	worktree   []domain.PathRule
+	dirs       ports.SessionDirs
+	env        []domain.EnvRule
+	fragment   ports.PlanFragment
+	notes      []string
+	plan       domain.SandboxPlan
+	structured ports.StructuredSession
+}
+
+// run opens the session: the numbered steps, each of which leaves on the undo
+// stack what takes it back. The caller takes them back after an error.
+func (l *launch) run(ctx context.Context) (*Session, error) {
+	if err := l.prepare(ctx); err != nil {
+		return nil, err
+	}
+	if err := l.steps(ctx, l.launchStructured, l.save); err != nil { // 6 and 7
+		return nil, err
+	}
+	s := &Session{
+		o: l.o, structured: l.structured, agent: l.session, plan: l.plan,
+		id: l.session.ID(), fresh: l.req.Resume == "", unrecorded: l.o.forget,
+	}
+	return s, l.o.register(s)
+}
+
+// prepare goes through the steps that a preview goes through too.
+func (l *launch) prepare(ctx context.Context) error {
+	return l.steps(
+		ctx,
+		l.validate,            // 1
+		l.resolveAgent,        // 2
+		l.prepareWorkspace,    // 3
+		l.resolveConversation, // 4
+		l.makeDirs,            // 5a
+		l.buildEnvironment,    // 5b
+		l.configureAgent,      // 5c
+		l.buildPlan,           // 5d
+	)
+}
+
+func (l *launch) steps(ctx context.Context, steps ...func(context.Context) error) error {
+	for _, step := range steps {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// validate is step 1. A request to resume is completed from its record.
+func (l *launch) validate(ctx context.Context) error {
+	if err := l.req.Sandbox.validate(); err != nil {
+		return err
+	}
+	// The model becomes an argument of the agent's command line.
+	if m := l.req.Model; strings.HasPrefix(m, "-") || strings.ContainsFunc(m, func(r rune) bool { return r < ' ' || r == utf8.RuneError }) {
+		return &domain.InvalidError{What: "model", Value: m, Reason: "not the name of a model", Remedy: "leave it out for the agent's default"}
+	}
+	if l.req.Resume == "" {
+		return nil
+	}
+	id, err := domain.ParseSessionID(string(l.req.Resume))
+	if err != nil {
+		return err
+	}
+	if l.o.forget {
+		return &domain.InvalidError{What: "session", Value: string(id), Reason: "this orchestrator keeps no sessions", Remedy: "open a new one"}
+	}
+	if l.record, err = l.o.records.Load(ctx, id); err != nil {
+		return err
+	}
+	if l.record.ConversationID == "" {
+		return &domain.InvalidError{
+			What: "session", Value: string(id), Reason: "its agent never named a conversation, so there is nothing to go on with",
+			Remedy: "open a new session",
+		}
+	}
+	if l.req.Agent == "" {
+		l.req.Agent = l.record.Kind
+	}
+	if l.req.Workspace == "" {
+		l.req.Workspace = l.record.Workspace
+	}
+	return nil
+}
+
+// resolveAgent is step 2. It reads files and runs nothing.
+func (l *launch) resolveAgent(context.Context) (err error) {
+	if l.adapter, err = l.o.adapter(l.req.Agent); err != nil {
+		return err
+	}
+	l.install, err = l.adapter.Resolve(l.req.AgentBin, l.o.host)
+	return err
+}
+
+// prepareWorkspace is step 3.
+func (l *launch) prepareWorkspace(context.Context) (err error) {
+	l.home = l.o.home()
+	l.path = l.o.path()
+	if l.workspace, err = canonicalDir("workspace", l.req.Workspace); err != nil {
+		return err
+	}
+	if reason := l.o.unfitWorkspace(l.workspace, l.home); reason != "" {
+		return &domain.InvalidError{What: "workspace", Value: l.workspace, Reason: reason, Remedy: "pass the directory of one project"}
+	}
+	rules, note, err := linkedWorktree(l.workspace, func(path string) bool { return l.o.unfitWorkspace(path, l.home) != "" })
+	l.worktree = rules
+	if note != "" {
+		l.notes = append(l.notes, note)
+	}
+	return err
+}
+
+// canonicalDir returns the canonical path of a directory that exists.
+func canonicalDir(what, path string) (string, error) {
+	bad := func(reason string, err error) error {
+		return &domain.InvalidError{What: what, Value: path, Reason: reason, Remedy: "pass the absolute path of a directory", Err: err}
+	}
+	if !filepath.IsAbs(path) {
+		return "", bad("not an absolute path", nil)
+	}
+	canonical, err := filepath.EvalSymlinks(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", bad("does not exist", nil)
+	}
+	if err != nil {
+		return "", bad("cannot be resolved", err)
+	}
+	info, err := os.Stat(canonical)
+	switch {
+	case err != nil:
+		return "", bad("cannot be examined", err)
+	case !info.IsDir():
+		return "", bad("not a directory", nil)
+	case !utf8.ValidString(canonical):
+		return "", bad("not valid UTF-8, so it cannot be recorded", nil)
+	}
+	return canonical, nil
+}
+
+// unfitWorkspace says why a directory must not be granted to an agent for
+// writing, "" if it may.
+func (o *Orchestrator) unfitWorkspace(dir, home string) string {
+	root := o.records.Root()
+	switch {
+	case dir == filepath.Dir(dir):
+		return "the root of the file system"
+	case home != "" && dir == home:
+		return "your home directory: every key and setting in it would be the agent's"
+	case home != "" && covers(dir, home):
+		return "it contains your home directory " + home
+	case covers(dir, root):
+		return "it contains Caisson's state in " + root
+	case covers(root, dir):
+		return "it lies in Caisson's state in " + root
+	}
+	for _, system := range append([]string{"/etc", "/proc", "/sys", "/dev"}, systemDirs...) {
+		if covers(dir, system) {
+			return "it is or contains the system directory " + system
+		}
+	}
+	return ""
+}
+
+// home returns the canonical $HOME, "" if there is none.
+func (o *Orchestrator) home() string {
+	home, _ := o.host.LookupEnv("HOME")
+	if !filepath.IsAbs(home) {
+		return ""
+	}
+	canonical, _, err := canonicalPath(home)
+	if err != nil {
+		return filepath.Clean(home)
+	}
+	return canonical
+}
+
+// path returns the absolute entries of the host's PATH.
+func (o *Orchestrator) path() []string {
+	path, _ := o.host.LookupEnv("PATH")
+	return absoluteEntries(path)
+}
+
+// resolveConversation is step 4. From here on nobody else has the session open.
+func (l *launch) resolveConversation(ctx context.Context) error {
+	if l.req.Resume != "" {
+		mismatch := func(what, is, was string) error {
+			return &domain.InvalidError{
+				What: what, Value: is, Reason: fmt.Sprintf("session %s is one of %q", l.record.ID, was),
+				Remedy: "leave it out to go on with the session, or open a new one",
+			}
+		}
+		if l.req.Agent != l.record.Kind {
+			return mismatch("agent", string(l.req.Agent), string(l.record.Kind))
+		}
+		if l.workspace != l.record.Workspace {
+			return mismatch("workspace", l.workspace, l.record.Workspace)
+		}
+	}
+	if l.preview {
+		return nil
+	}
+	id := l.record.ID
+	if l.req.Resume == "" {
+		var err error
+		if id, err = newSessionID(); err != nil {
+			return err
+		}
+	}
+	if err := l.o.claim(id); err != nil {
+		return err
+	}
+	l.undo.push(func(context.Context) error { l.o.release(id); return nil })
+	if l.req.Resume == "" {
+		l.record.ID = id
+		return nil
+	}
+	// Whoever had the session open until now has saved it since step 1.
+	var err error
+	l.record, err = l.o.records.Load(ctx, id)
+	return err
+}
+
+// makeDirs is step 5a: the session's private directories.
+func (l *launch) makeDirs(ctx context.Context) (err error) {
+	if l.preview {
+		id := l.record.ID
+		if id == "" {
+			id = domain.SessionID(uuid.Nil.String())
+		}
+		l.dirs, err = l.o.records.Paths(id)
+		return err
+	}
+	if l.req.Resume == "" {
+		// Before the step: one that fails may have made some of them.
+		l.undo.push(func(ctx context.Context) error { return l.o.records.Remove(ctx, l.record.ID) })
+	}
+	l.dirs, err = l.o.records.Dirs(ctx, l.record.ID)
+	return err
+}
+
+// buildEnvironment is step 5b: the variables that reach the agent. Its $HOME is
+// a private directory, so that what it keeps there is no other session's.
+func (l *launch) buildEnvironment(context.Context) error {
+	l.env = presetEnv(l.path, domain.EnvRule{Value: l.dirs.Home, Literal: true}, l.dirs.Temp)
+	return nil
+}
+
+// configureAgent is step 5c: what the agent itself needs.
+func (l *launch) configureAgent(context.Context) (err error) {
+	l.fragment, err = l.adapter.Needs(l.install, l.dirs, l.o.host)
+	l.notes = append(l.notes, l.fragment.Notes...)
+	return err
+}
+
+// buildPlan is step 5d: preset, the agent's needs and the policy, in this order.
+func (l *launch) buildPlan(context.Context) error {
+	policy := l.req.Policy
+	rules := policy.rules()
+	var plan domain.SandboxPlan
+	if l.req.Sandbox.off {
+		plan = domain.Unconfined(l.req.Sandbox.why).WithEnv(l.env...).WithEnv(l.fragment.Env...)
+	} else {
+		preset := codingRules(codingInput{
+			euid: os.Geteuid(), workspace: l.workspace, dirs: l.dirs, homePath: l.homePath(),
+		})
+		preset = append(preset, l.worktree...)
+		rules = append(append(preset, l.fragment.Rules...), rules...)
+		plan = domain.NewSandboxPlan(presetCoding).
+			WithEnv(l.env...).WithEnv(l.fragment.Env...).
+			WithConnectTCP(l.fragment.ConnectTCP...).
+			WithWaivers(presetWaivers...).WithWaivers(l.fragment.Waivers...)
+	}
+	own := []string{l.dirs.State, l.dirs.Home, l.dirs.Temp}
+	programs := append(programsOf(l.req.Agent, l.install), l.o.ownProgram())
+	plan, err := l.o.completePlan(plan, policy, rules, own, programs)
+	if err != nil {
+		return err
+	}
+	l.plan = plan
+	digest := plan.Digest()
+	if l.req.Resume == "" {
+		l.session = domain.NewAgentSession(l.record.ID, l.req.Agent, l.workspace, digest, l.o.now())
+		return nil
+	}
+	if digest != l.record.PlanDigest {
+		return &domain.PlanChangedError{Session: l.record.ID, Was: l.record.PlanDigest, Is: digest, Workspace: l.workspace}
+	}
+	l.session = domain.RestoreAgentSession(l.record)
+	return nil
+}
+
+// completePlan adds the policy and the rules to a plan and checks the whole.
+// own are directories below the records' root that the plan may let be written.
+func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rules []domain.PathRule, own []string, programs []program) (domain.SandboxPlan, error) {
+	plan = policy.apply(plan)
+	if l := policy.Limits; plan.IsUnconfined() && (l.MemoryBytes > 0 || l.Pids > 0 || l.CPUs > 0) {
+		return domain.SandboxPlan{}, &domain.InvalidError{
+			What: "limits", Value: l.String(), Reason: "without a sandbox only time can be limited",
+			Remedy: "leave the others out, or confine the turn",
+		}
+	}
+	if err := plan.WithRules(rules...).Validate(); err != nil {
+		return domain.SandboxPlan{}, err
+	}
+	root := o.records.Root()
+	resolved, err := resolveRules(rules, func(path string) bool { return covers(root, path) })
+	if err != nil {
+		return domain.SandboxPlan{}, err
+	}
+	plan = plan.WithRules(resolved...)
+	return plan, checkGrants(plan, root, own, programs)
+}
+
+// homePath returns the PATH entries below $HOME that can be granted: existing
+// directories that contain neither the workspace nor the state and lie in
+// neither. An entry that leads out of $HOME, by a symbolic link, is none of
+// them: it may lead anywhere.
+func (l *launch) homePath() []string {
+	var granted []string
+	for _, entry := range l.path {
+		dir, exists, err := canonicalPath(entry)
+		if err != nil || !exists || l.home == "" || dir == l.home || !covers(l.home, dir) {
+			continue
+		}
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+			continue
+		}
+		if !overlaps(dir, l.workspace) && !overlaps(dir, l.o.records.Root()) {
+			granted = append(granted, dir)
+		}
+	}
+	return granted
+}
+
+// ownProgram is Caisson itself.
+func (o *Orchestrator) ownProgram() program {
+	path := o.executable
+	if canonical, _, err := canonicalPath(path); err == nil {
+		path = canonical
+	}
+	return program{path: path, what: "Caisson's own program"}
+}
+
+// launchStructured is step 6. It starts no process.
+func (l *launch) launchStructured(ctx context.Context) (err error) {
+	l.structured, err = l.o.factory.Start(ctx, ports.SessionSpec{
+		ID: l.record.ID, Kind: l.req.Agent, Install: l.install, Workspace: l.workspace, Dirs: l.dirs,
+		Model: l.req.Model, ConversationID: l.record.ConversationID, UsageBefore: l.record.Total, Notes: l.notes,
+	}, l.plan)
+	if err != nil {
+		return err
+	}
+	l.undo.push(l.structured.Close)
+	return l.session.Ready()
+}
+
+// save is step 7: from here on the session can be resumed.
+func (l *launch) save(ctx context.Context) error {
+	if l.o.forget {
+		return nil
+	}
+	return l.o.records.Save(ctx, l.session.Record())
+}

@@ -1,0 +1,274 @@
+package application
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// Config is what an [Orchestrator] is made of. Agents may be empty, and Clock,
+// Logger, Executable and Forget have a useful zero value; everything else is
+// required.
+type Config struct {
+	// Agents are the adapters, at most one of a kind.
+	Agents   []ports.AgentAdapter
+	Sessions ports.StructuredSessionFactory
+	Commands ports.CommandRunner
+	Records  ports.SessionRecords
+	Host     ports.Host
+	// Clock gives the time of events; nil is time.Now.
+	Clock func() time.Time
+	// Logger gets what goes wrong where nobody can be told by an error; nil
+	// drops it.
+	Logger *slog.Logger
+	// Executable is the path of Caisson's own program, which no plan may let an
+	// agent write; "" is os.Executable.
+	Executable string
+	// Forget keeps nothing of a session: it is not recorded, cannot be resumed,
+	// and its directories are removed when it is closed.
+	Forget bool
+}
+
+// Orchestrator opens sessions and runs commands. It is safe for concurrent use.
+type Orchestrator struct {
+	agents     map[domain.AgentKind]ports.AgentAdapter
+	factory    ports.StructuredSessionFactory
+	commands   ports.CommandRunner
+	records    ports.SessionRecords
+	host       ports.Host
+	clock      func() time.Time
+	log        *slog.Logger
+	executable string
+	forget     bool
+
+	mu       sync.Mutex
+	claimed  map[domain.SessionID]bool // opening or open
+	sessions map[domain.SessionID]*Session
+	closed   bool
+}
+
+// New returns an orchestrator. A part that is missing, or two adapters of one
+// kind, give a *domain.InvalidError.
+func New(cfg Config) (*Orchestrator, error) {
+	for what, missing := range map[string]bool{
+		"session factory": cfg.Sessions == nil, "command runner": cfg.Commands == nil,
+		"session records": cfg.Records == nil, "host environment": cfg.Host.LookupEnv == nil,
+	} {
+		if missing {
+			return nil, &domain.InvalidError{What: what, Reason: "missing", Remedy: "set it in application.Config"}
+		}
+	}
+	o := &Orchestrator{
+		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
+		factory: cfg.Sessions, commands: cfg.Commands, records: cfg.Records, host: cfg.Host,
+		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget,
+		claimed: map[domain.SessionID]bool{}, sessions: map[domain.SessionID]*Session{},
+	}
+	for _, a := range cfg.Agents {
+		if a == nil || a.Kind() == "" {
+			return nil, &domain.InvalidError{What: "agent", Reason: "an adapter without a kind", Remedy: "give it a name"}
+		}
+		if _, ok := o.agents[a.Kind()]; ok {
+			return nil, &domain.InvalidError{What: "agent", Value: string(a.Kind()), Reason: "two adapters of this kind", Remedy: "keep one"}
+		}
+		o.agents[a.Kind()] = a
+	}
+	if o.clock == nil {
+		o.clock = time.Now
+	}
+	if o.log == nil {
+		o.log = slog.New(slog.DiscardHandler)
+	}
+	if o.executable == "" {
+		path, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("find Caisson's own program: %w", err)
+		}
+		o.executable = path
+	}
+	return o, nil
+}
+
+// Agents returns the kinds of the agents that there are adapters for, sorted.
+func (o *Orchestrator) Agents() []domain.AgentKind {
+	kinds := make([]domain.AgentKind, 0, len(o.agents))
+	for k := range o.agents {
+		kinds = append(kinds, k)
+	}
+	slices.Sort(kinds)
+	return kinds
+}
+
+// ResolveAgent finds an agent's program as [Orchestrator.Open] would: from the
+// hint, a path, or on PATH. It reads files and runs nothing. An agent that is
+// not there gives a *domain.AgentNotFoundError, one without an adapter a
+// *domain.InvalidError.
+func (o *Orchestrator) ResolveAgent(kind domain.AgentKind, hint string) (ports.AgentInstall, error) {
+	a, err := o.adapter(kind)
+	if err != nil {
+		return ports.AgentInstall{}, err
+	}
+	return a.Resolve(hint, o.host)
+}
+
+func (o *Orchestrator) adapter(kind domain.AgentKind) (ports.AgentAdapter, error) {
+	if a, ok := o.agents[kind]; ok {
+		return a, nil
+	}
+	names := make([]string, 0, len(o.agents))
+	for _, k := range o.Agents() {
+		names = append(names, string(k))
+	}
+	return nil, &domain.InvalidError{
+		What: "agent", Value: string(kind), Reason: "no such agent", Remedy: "one of " + strings.Join(names, ", "),
+	}
+}
+
+// Open opens a session: a new one, or an earlier one to go on with. No process
+// runs until the first turn. After an error nothing is left of the attempt.
+//
+// Beside the typed errors of the domain: a session that is open already, in
+// this orchestrator, is refused with a *domain.InvalidError, because two ends of
+// one conversation would fork it; after Close there is domain.ErrClosed.
+func (o *Orchestrator) Open(ctx context.Context, req OpenRequest) (*Session, error) {
+	if err := o.check(ctx); err != nil {
+		return nil, err
+	}
+	l := &launch{o: o, req: req}
+	session, err := l.run(ctx)
+	if err != nil {
+		return nil, errors.Join(err, l.undo.run(context.WithoutCancel(ctx)))
+	}
+	return session, nil
+}
+
+// Preview is what [Orchestrator.Open] would do.
+type Preview struct {
+	Plan domain.SandboxPlan
+	// Notes are the lines that the receipts of the session would repeat.
+	Notes     []string
+	Agent     domain.AgentKind
+	Install   ports.AgentInstall
+	Workspace string
+	// Dirs are the session's private directories. Those of a new session do not
+	// exist, and stand under the id 00000000-0000-0000-0000-000000000000.
+	Dirs ports.SessionDirs
+}
+
+// Plan returns what Open would do, by the same steps, and changes nothing. A
+// session whose plan is no longer that of its first turn gives a
+// *domain.PlanChangedError together with the plan as it is now.
+func (o *Orchestrator) Plan(ctx context.Context, req OpenRequest) (Preview, error) {
+	if err := o.check(ctx); err != nil {
+		return Preview{}, err
+	}
+	l := &launch{o: o, req: req, preview: true}
+	err := l.prepare(ctx)
+	var changed *domain.PlanChangedError
+	if err != nil && !errors.As(err, &changed) {
+		return Preview{}, err
+	}
+	return Preview{
+		Plan: l.plan, Notes: l.notes, Agent: l.req.Agent, Install: l.install, Workspace: l.workspace, Dirs: l.dirs,
+	}, err
+}
+
+// Close closes every open session, and the orchestrator for new ones. It
+// returns when their process trees are gone, or when ctx ends, with its error;
+// then it can be called again. Closing twice is no error.
+func (o *Orchestrator) Close(ctx context.Context) error {
+	o.mu.Lock()
+	o.closed = true
+	open := make([]*Session, 0, len(o.sessions))
+	for _, s := range o.sessions {
+		open = append(open, s)
+	}
+	o.mu.Unlock()
+	errs := make([]error, len(open))
+	var all sync.WaitGroup
+	for i, s := range open {
+		all.Go(func() { errs[i] = s.Close(ctx) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+func (o *Orchestrator) check(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return fmt.Errorf("orchestrator: %w", domain.ErrClosed)
+	}
+	return context.Cause(ctx)
+}
+
+// claim makes the caller the only one to have the session open.
+func (o *Orchestrator) claim(id domain.SessionID) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.claimed[id] {
+		return &domain.InvalidError{
+			What: "session", Value: string(id), Reason: "open already, and a conversation has one end",
+			Remedy: "close it before resuming it",
+		}
+	}
+	o.claimed[id] = true
+	return nil
+}
+
+// register makes an open session known, so that Close finds it.
+func (o *Orchestrator) register(s *Session) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return fmt.Errorf("orchestrator: %w", domain.ErrClosed)
+	}
+	o.sessions[s.ID()] = s
+	return nil
+}
+
+// release takes back claim and register.
+func (o *Orchestrator) release(id domain.SessionID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.claimed, id)
+	delete(o.sessions, id)
+}
+
+// now is the time of an event: UTC, without the monotonic reading.
+func (o *Orchestrator) now() time.Time { return o.clock().UTC().Round(0) }
+
+func newSessionID() (domain.SessionID, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return "", fmt.Errorf("make a session id: %w", err)
+	}
+	return domain.SessionID(id.String()), nil
+}
+
+// undoStack holds what takes back the steps done so far.
+type undoStack []func(context.Context) error
+
+func (u *undoStack) push(f func(context.Context) error) { *u = append(*u, f) }
+
+// run takes the steps back, the last one first, each of them whatever became of
+// the others.
+func (u *undoStack) run(ctx context.Context) error {
+	var errs []error
+	for _, f := range slices.Backward(*u) {
+		errs = append(errs, f(ctx))
+	}
+	*u = nil
+	return errors.Join(errs...)
+}

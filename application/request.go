@@ -1,0 +1,119 @@
+package application
+
+import (
+	"slices"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// OpenRequest says which session to open. A new session needs Agent and
+// Workspace; one to resume needs Resume, and what else is given must agree with
+// its record.
+type OpenRequest struct {
+	// Agent is the agent. Empty is allowed with Resume: that of the session.
+	Agent domain.AgentKind
+	// AgentBin is the path of the agent's program, "" to search PATH.
+	AgentBin string
+	// Workspace is the absolute path of the directory that the agent works in.
+	// Empty is allowed with Resume: that of the session.
+	Workspace string
+	// Resume is an earlier session to go on with, "" for a new one.
+	Resume domain.SessionID
+	// Model is the agent's model, "" for its default.
+	Model string
+	// Policy adds to what the preset and the agent's adapter grant.
+	Policy Policy
+	// Sandbox says whether there must be one. The zero value is yes.
+	Sandbox SandboxMode
+}
+
+// ExecRequest says which command to run.
+type ExecRequest struct {
+	// Argv is the command and its arguments. A name without a slash is looked
+	// up on the host's PATH, in absolute entries only.
+	Argv []string
+	// Dir is the absolute path of the directory that the command starts in. It
+	// is not granted by that.
+	Dir string
+	// Policy adds to what the preset grants. A limit on idle time is refused:
+	// the command's output is not seen.
+	Policy Policy
+	// Sandbox says whether there must be one. The zero value is yes.
+	Sandbox SandboxMode
+	// Stdio is what the command reads and writes.
+	Stdio ports.Stdio
+}
+
+// Policy is what a user adds to a preset. The zero value adds nothing. A policy
+// only widens: what the preset grants cannot be taken back with it.
+type Policy struct {
+	// Rules grant paths. Relative paths are refused. A required path that does
+	// not exist is refused at once, and not only when a turn starts.
+	Rules []domain.PathRule
+	// ConnectTCP and BindTCP are ports that may be connected to and bound.
+	ConnectTCP []uint16
+	BindTCP    []uint16
+	// UDP allows UDP.
+	UDP bool
+	// UnixSockets says which unix sockets may be connected to.
+	UnixSockets domain.UnixSockets
+	// Env lets variables through; a rule replaces the preset's of that name.
+	Env []domain.EnvRule
+	// Waivers are properties to do without where they cannot be enforced.
+	Waivers []domain.Property
+	// Limits bound a turn or a command. Without a sandbox only those on time can
+	// be kept, and the others are refused.
+	Limits domain.Limits
+}
+
+// apply returns the plan with all of the policy but its path rules.
+func (p Policy) apply(plan domain.SandboxPlan) domain.SandboxPlan {
+	for _, e := range p.Env {
+		if e.Why == "" {
+			e.Why = "policy"
+		}
+		plan = plan.WithEnv(e)
+	}
+	return plan.
+		WithConnectTCP(p.ConnectTCP...).WithBindTCP(p.BindTCP...).
+		WithUDP(p.UDP).WithUnixSockets(p.UnixSockets).
+		WithWaivers(p.Waivers...).WithLimits(p.Limits)
+}
+
+// rules returns the path rules, each with a reason.
+func (p Policy) rules() []domain.PathRule {
+	rs := slices.Clone(p.Rules)
+	for i := range rs {
+		if rs[i].Why == "" {
+			rs[i].Why = "policy"
+		}
+	}
+	return rs
+}
+
+// SandboxMode says whether a sandbox is required. The zero value requires one;
+// the only other one is made by [SandboxOff].
+type SandboxMode struct {
+	off bool
+	why string
+}
+
+// SandboxOff asks for no sandbox, for a reason that every receipt repeats. An
+// empty reason is refused when the mode is used.
+func SandboxOff(why string) SandboxMode { return SandboxMode{off: true, why: why} }
+
+// String is "required" or "off".
+func (m SandboxMode) String() string {
+	if m.off {
+		return "off"
+	}
+	return "required"
+}
+
+func (m SandboxMode) validate() error {
+	if m.off && m.why == "" {
+		return &domain.InvalidError{What: "sandbox", Value: "off", Reason: "no reason given", Remedy: "say why: every receipt repeats it"}
+	}
+	return nil
+}

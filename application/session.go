@@ -1,0 +1,219 @@
+package application
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// MaxPrompt is the most bytes of a prompt.
+const MaxPrompt = 32 << 20
+
+// Session is an open session. Its methods are safe for concurrent use; turns
+// run one at a time.
+type Session struct {
+	o          *Orchestrator
+	structured ports.StructuredSession
+	plan       domain.SandboxPlan
+	id         domain.SessionID
+	fresh      bool // opened as a new session
+
+	mu      sync.Mutex
+	agent   *domain.AgentSession
+	current *Turn // nil between turns
+
+	// storing is held while the record is written or removed, so that no write
+	// overtakes another.
+	storing    sync.Mutex
+	unrecorded bool // there is no record to be written, or none any more
+	settled    bool // Close has done its part
+}
+
+// ID returns Caisson's id of the session, which resumes it.
+func (s *Session) ID() domain.SessionID { return s.id }
+
+// Plan returns the plan that every turn runs under.
+func (s *Session) Plan() domain.SandboxPlan { return s.plan }
+
+// Agent returns the agent.
+func (s *Session) Agent() domain.AgentKind { return s.record().Kind }
+
+// Workspace returns the canonical path of the workspace.
+func (s *Session) Workspace() string { return s.record().Workspace }
+
+// ConversationID returns the agent's own id, "" before the agent gave one.
+func (s *Session) ConversationID() string { return s.record().ConversationID }
+
+// record returns the session as it is now.
+func (s *Session) record() domain.SessionRecord {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.agent.Record()
+}
+
+// Send starts a turn with the prompt. ctx governs the whole turn: when it ends,
+// the turn is cancelled. The turn is in progress until its events have been read
+// to their end, left, or the session is closed; a second Send meanwhile gets
+// domain.ErrTurnInProgress, one after Close domain.ErrClosed. An empty prompt,
+// one of nothing but white space and one above MaxPrompt give a
+// *domain.InvalidError. After an error there is no process and no turn.
+func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
+	if strings.TrimSpace(prompt) == "" {
+		return nil, &domain.InvalidError{What: "prompt", Value: prompt, Reason: "empty", Remedy: "say what the agent is to do"}
+	}
+	if len(prompt) > MaxPrompt {
+		return nil, &domain.InvalidError{
+			What: "prompt", Value: prompt, Reason: fmt.Sprintf("longer than %d bytes", MaxPrompt),
+			Remedy: "put the text into a file in the workspace and name it in the prompt",
+		}
+	}
+	s.mu.Lock()
+	number, err := s.agent.StartTurn()
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	start := s.o.now()
+	inner, err := s.structured.Send(ctx, ports.Prompt{Text: prompt})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch closed := s.agent.State() == domain.SessionClosed; {
+	case err != nil && closed:
+		return nil, err
+	case err != nil:
+		return nil, errors.Join(err, s.agent.AbandonTurn())
+	case closed:
+		// Close came in between, and has seen to it that nothing runs.
+		return nil, fmt.Errorf("session %s: %w", s.id, domain.ErrClosed)
+	}
+	s.current = &Turn{session: s, inner: inner, ctx: ctx, number: number, start: start}
+	return s.current, nil
+}
+
+// SendBlocking runs one turn and returns its final. How the agent fared is in
+// the outcome and is no error; an error is one of Caisson's own. If the agent's
+// stream had no final, the error is a *domain.NoFinalError, with the one that
+// was made instead, which is returned too.
+func (s *Session) SendBlocking(ctx context.Context, prompt string) (domain.Final, error) {
+	turn, err := s.Send(ctx, prompt)
+	if err != nil {
+		return domain.Final{}, err
+	}
+	var final domain.Final
+	for e, err := range turn.Events() {
+		if err != nil {
+			return final, err
+		}
+		if f, ok := e.Reply.(domain.Final); ok {
+			final = f
+		}
+	}
+	if turn.synthetic {
+		return final, &domain.NoFinalError{Synthetic: final}
+	}
+	return final, nil
+}
+
+// Close ends the session: it cancels a running turn and returns when its process
+// tree is gone, or when ctx ends, with its error; then it can be called again.
+// The session can be resumed, unless it never ran a turn: then nothing is kept
+// of it. Closing twice is no error.
+func (s *Session) Close(ctx context.Context) error {
+	s.mu.Lock()
+	s.agent.Close()
+	turn := s.current
+	s.mu.Unlock()
+	// A turn that nobody reads is over with the session. One that somebody reads
+	// is finished by its reader.
+	unread := turn != nil && turn.taken.CompareAndSwap(false, true)
+	err := s.structured.Close(ctx)
+	if unread {
+		err = errors.Join(err, turn.finish(domain.Conclude(nil, domain.TurnEnd{
+			Cause: domain.EndCancelled, Detail: "the session was closed", Duration: turn.elapsed(),
+		})))
+	}
+	if err == nil {
+		err = s.settle(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("close session %s: %w", s.id, err)
+	}
+	s.o.release(s.id)
+	return nil
+}
+
+// settle writes the record a last time, or removes what is not to be kept.
+func (s *Session) settle(ctx context.Context) error {
+	s.storing.Lock()
+	defer s.storing.Unlock()
+	if s.settled {
+		return nil
+	}
+	r := s.record()
+	var err error
+	if s.o.forget || s.fresh && r.Turns == 0 {
+		s.unrecorded = true
+		err = s.o.records.Remove(context.WithoutCancel(ctx), s.id)
+	} else {
+		err = s.o.records.Save(context.WithoutCancel(ctx), r)
+	}
+	s.settled = err == nil
+	return err
+}
+
+// save writes the record as it is now.
+func (s *Session) save(ctx context.Context) error {
+	s.storing.Lock()
+	defer s.storing.Unlock()
+	if s.unrecorded {
+		return nil
+	}
+	if err := s.o.records.Save(ctx, s.record()); err != nil {
+		return fmt.Errorf("record session %s: %w", s.id, err)
+	}
+	return nil
+}
+
+// adoptFirst takes the conversation's id if there was none yet, and reports
+// whether it did.
+func (s *Session) adoptFirst(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id == "" || s.agent.ConversationID() != "" {
+		return false
+	}
+	s.agent.AdoptConversation(id)
+	return true
+}
+
+// stamp gives an event its place in the session.
+func (s *Session) stamp(turn int, reply domain.ReplyEvent) domain.Event {
+	now := s.o.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return domain.Event{Seq: s.agent.NextSeq(), Session: s.id, Turn: turn, Time: now, Agent: s.agent.Kind(), Reply: reply}
+}
+
+// finishTurn ends the turn in the session's state.
+func (s *Session) finishTurn(final domain.Final, announced string) error {
+	id := final.ConversationID
+	for _, other := range []string{announced, s.structured.ConversationID()} {
+		if id == "" {
+			id = other
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// An agent that went on with another conversation than it was told to has
+	// failed; the session stays with its own.
+	if final.Error == nil || final.Error.Class != domain.ErrorClassConversation {
+		s.agent.AdoptConversation(id)
+	}
+	s.current = nil
+	return s.agent.FinishTurn(final)
+}
