@@ -50,7 +50,7 @@ func (l *launch) run(ctx context.Context) (*Session, error) {
 	}
 	s := &Session{
 		o: l.o, structured: l.structured, agent: l.session, plan: l.plan,
-		id: l.session.ID(), fresh: l.req.Resume == "", unrecorded: l.o.forget,
+		id: l.session.ID(), fresh: l.req.Resume == "",
 	}
 	return s, l.o.register(s)
 }

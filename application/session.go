@@ -26,12 +26,12 @@ type Session struct {
 	mu      sync.Mutex
 	agent   *domain.AgentSession
 	current *Turn // nil between turns
+	stopped bool  // closed, and nothing runs any more
 
 	// storing is held while the record is written or removed, so that no write
 	// overtakes another.
-	storing    sync.Mutex
-	unrecorded bool // there is no record to be written, or none any more
-	settled    bool // Close has done its part
+	storing sync.Mutex
+	settled bool // the record is no longer this object's to write
 }
 
 // ID returns Caisson's id of the session, which resumes it.
@@ -91,7 +91,7 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 		// Close came in between, and has seen to it that nothing runs.
 		return nil, fmt.Errorf("session %s: %w", s.id, domain.ErrClosed)
 	}
-	s.current = &Turn{session: s, inner: inner, ctx: ctx, number: number, start: start}
+	s.current = &Turn{session: s, inner: inner, ctx: ctx, number: number, start: start, rest: make(chan domain.Event, 1)}
 	return s.current, nil
 }
 
@@ -121,56 +121,60 @@ func (s *Session) SendBlocking(ctx context.Context, prompt string) (domain.Final
 
 // Close ends the session: it cancels a running turn and returns when its process
 // tree is gone, or when ctx ends, with its error; then it can be called again.
-// The session can be resumed, unless it never ran a turn: then nothing is kept
-// of it. Closing twice is no error.
+// A reader of the turn's events gets to their end, and only then the session is
+// free to be resumed. Nothing is kept of a session that never ran a turn.
+// Closing twice is no error.
 func (s *Session) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.agent.Close()
 	turn := s.current
 	s.mu.Unlock()
-	// A turn that nobody reads is over with the session. One that somebody reads
-	// is finished by its reader.
-	unread := turn != nil && turn.taken.CompareAndSwap(false, true)
+	unread := turn != nil && turn.reader.CompareAndSwap(nobody, closing)
 	err := s.structured.Close(ctx)
+	s.mu.Lock()
+	s.stopped = err == nil
+	s.mu.Unlock()
 	if unread {
-		err = errors.Join(err, turn.finish(domain.Conclude(nil, domain.TurnEnd{
-			Cause: domain.EndCancelled, Detail: "the session was closed", Duration: turn.elapsed(),
-		})))
+		err = errors.Join(err, turn.finishUnread())
 	}
-	if err == nil {
-		err = s.settle(ctx)
-	}
-	if err != nil {
+	if err = errors.Join(err, s.settleIfLast(ctx)); err != nil {
 		return fmt.Errorf("close session %s: %w", s.id, err)
 	}
-	s.o.release(s.id)
 	return nil
 }
 
-// settle writes the record a last time, or removes what is not to be kept.
-func (s *Session) settle(ctx context.Context) error {
+// settleIfLast does what is to be done when nothing runs in the closed session
+// and nobody reads from it any more: it writes the record a last time, or
+// removes what is not to be kept, and lets the session be resumed.
+func (s *Session) settleIfLast(ctx context.Context) error {
 	s.storing.Lock()
 	defer s.storing.Unlock()
-	if s.settled {
+	s.mu.Lock()
+	last := s.stopped && s.current == nil && !s.settled
+	r := s.agent.Record()
+	s.mu.Unlock()
+	if !last {
 		return nil
 	}
-	r := s.record()
 	var err error
 	if s.o.forget || s.fresh && r.Turns == 0 {
-		s.unrecorded = true
 		err = s.o.records.Remove(context.WithoutCancel(ctx), s.id)
 	} else {
 		err = s.o.records.Save(context.WithoutCancel(ctx), r)
 	}
-	s.settled = err == nil
-	return err
+	if err != nil {
+		return err
+	}
+	s.settled = true
+	s.o.release(s.id)
+	return nil
 }
 
 // save writes the record as it is now.
 func (s *Session) save(ctx context.Context) error {
 	s.storing.Lock()
 	defer s.storing.Unlock()
-	if s.unrecorded {
+	if s.o.forget || s.settled {
 		return nil
 	}
 	if err := s.o.records.Save(ctx, s.record()); err != nil {

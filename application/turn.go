@@ -20,14 +20,24 @@ type Turn struct {
 	number  int
 	start   time.Time
 
-	taken  atomic.Bool           // somebody reads the events, or nobody will
 	cancel atomic.Pointer[error] // the cause of the first Cancel
+	reader atomic.Int32          // who has the events, see the constants
+	// rest has the one event that is left for a reader that comes after the
+	// session was closed.
+	rest chan domain.Event
 
 	// What the reader has found out so far; it is the only one to use these.
 	announced string // the conversation's id as the agent gave it in this turn
 	synthetic bool   // the final is not the agent's
 	finished  bool
 }
+
+// Who has the events of a turn.
+const (
+	nobody  int32 = iota // yet
+	someone              // a reader, or nobody any more
+	closing              // Close, which leaves the final for a reader
+)
 
 // Number returns the number of the turn in its session, from 1.
 func (t *Turn) Number() int { return t.number }
@@ -40,16 +50,20 @@ func (t *Turn) Number() int { return t.number }
 // turn and its record is saved.
 //
 // The events can be ranged over once; a second time yields
-// domain.ErrEventsConsumed, as it does after the session was closed with nobody
-// reading. Leaving early cancels the turn and returns when its process tree is
-// gone. The error is non-nil at most once, after the final, and only for
+// domain.ErrEventsConsumed. Leaving early cancels the turn and returns when its
+// process tree is gone. Of a turn that nobody had begun to read when the session
+// was closed, there is only the final. The error is non-nil at most once, after the final, and only for
 // failures of Caisson's own, never of the agent.
 //
 // Numbers go on from the session's record, which is saved at the end of each
 // turn: those of a turn during which Caisson itself died are given again.
 func (t *Turn) Events() iter.Seq2[domain.Event, error] {
 	return func(yield func(domain.Event, error) bool) {
-		if !t.taken.CompareAndSwap(false, true) {
+		if !t.reader.CompareAndSwap(nobody, someone) {
+			if t.reader.CompareAndSwap(closing, someone) {
+				yield(<-t.rest, nil)
+				return
+			}
 			yield(domain.Event{}, domain.ErrEventsConsumed)
 			return
 		}
@@ -96,8 +110,11 @@ func (t *Turn) Events() iter.Seq2[domain.Event, error] {
 	}
 }
 
-// errLeft is why a turn ends whose reader left.
-var errLeft = errors.New("the reader of the turn's events left")
+// Why a turn ends when nobody has asked for it.
+var (
+	errLeft          = errors.New("the reader of the turn's events left")
+	errSessionClosed = errors.New("the session was closed")
+)
 
 // Cancel ends the turn: it asks the agent to stop, and makes it stop if it does
 // not. It returns at once; the events end with the turn. Cancelling a turn that
@@ -150,7 +167,15 @@ func (t *Turn) makeUp(cause, fault error) domain.Final {
 // finish does the bookkeeping of the turn's end.
 func (t *Turn) finish(final domain.Final) error {
 	t.finished = true
-	return errors.Join(t.session.finishTurn(final, t.announced), t.save())
+	err := t.session.finishTurn(final, t.announced)
+	return errors.Join(err, t.save(), t.session.settleIfLast(context.WithoutCancel(t.ctx)))
+}
+
+// finishUnread ends a turn that nobody reads, once nothing of it runs any more.
+func (t *Turn) finishUnread() error {
+	final := t.makeUp(errSessionClosed, nil)
+	t.rest <- t.session.stamp(t.number, final)
+	return t.finish(final)
 }
 
 // save writes the session's record. The end of the turn's context must not stop
