@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/composition"
+)
+
+// Process is what a run of the program has around it.
+type Process struct {
+	Args   []string // without the program's name
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	// LookupEnv returns a variable of the environment.
+	LookupEnv func(name string) (string, bool)
+	// Signals brings the signals that came; nil for none.
+	Signals <-chan os.Signal
+	// Dir is the absolute working directory.
+	Dir string
+	// Executable is the path of a program that hosts the fake agent, as this
+	// one does; the demonstration runs it.
+	Executable string
+	// Compose changes the composition.
+	Compose []composition.Option
+}
+
+// Main runs the program and returns its exit code. It leaves no process, no
+// file and no goroutine behind, unless a second interrupt makes it return in
+// the middle of a turn: then the caller is to end the process at once, whose
+// end ends the turn's.
+func Main(ctx context.Context, p Process) int {
+	app := &app{Process: p}
+	root := app.root()
+	root.SetArgs(p.Args)
+	root.SetIn(p.Stdin)
+	root.SetOut(p.Stdout)
+	root.SetErr(p.Stderr)
+	err := root.ExecuteContext(ctx)
+	code := app.code
+	if err != nil {
+		code = app.fail(err)
+	}
+	return code
+}
+
+// app is one run of the program.
+type app struct {
+	Process
+
+	code int // to exit with, if there is no error
+}
+
+const long = `Caisson runs coding-agent CLIs as structured sessions under a kernel sandbox.
+
+Every turn's process, and all that it starts, is confined by the kernel to what
+a plan grants: the workspace, the system's programs, the agent's own private
+directories, and the ports of its API. What cannot be enforced is refused, and
+every turn begins with a receipt of what was.`
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "caisson",
+		Short:         "Run coding agents under a kernel sandbox",
+		Long:          long,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return usageError{fmt.Errorf("no command: see %q", cmd.CommandPath()+" --help")}
+		},
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(a.runCommand(), a.execCommand(), a.planCommand(), a.doctorCommand(), a.demoCommand(), a.versionCommand())
+	return root
+}
+
+// compose makes the composition for this process.
+func (a *app) compose(ctx context.Context, opts ...composition.Option) (*composition.Caisson, error) {
+	all := []composition.Option{composition.WithEnviron(a.LookupEnv)}
+	return composition.New(ctx, append(append(all, a.Compose...), opts...)...)
+}
+
+// abs makes a path absolute; a relative one starts at the working directory.
+func (a *app) abs(path string) string {
+	if filepath.IsAbs(path) {
+		return filepath.Clean(path)
+	}
+	return filepath.Join(a.Dir, path)
+}
+
+// fail prints the error and returns its exit code.
+func (a *app) fail(err error) int {
+	code := exitCode(err)
+	if silent := (quiet{}); errors.As(err, &silent) {
+		return code
+	}
+	text := strings.TrimRight(ui.Escape(err.Error()), "\n")
+	fmt.Fprintf(a.Stderr, "caisson: %s\n", strings.ReplaceAll(text, "\n", "\n  "))
+	return code
+}

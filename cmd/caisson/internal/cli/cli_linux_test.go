@@ -1,0 +1,616 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/cli"
+	"github.com/caisson-run/caisson/composition"
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/agents/claude"
+	"github.com/caisson-run/caisson/infrastructure/agents/codex"
+	"github.com/caisson-run/caisson/infrastructure/fakecli"
+	"github.com/caisson-run/caisson/infrastructure/jsonl"
+	"github.com/caisson-run/caisson/ports"
+	"github.com/caisson-run/caisson/ports/portstest"
+	"github.com/caisson-run/caisson/tests/testkit"
+)
+
+func TestMain(m *testing.M) {
+	fakecli.Host()
+	os.Exit(m.Run())
+}
+
+// bench is a place to run the program in.
+type bench struct {
+	t         *testing.T
+	workspace string
+	state     string
+	stdin     io.Reader
+	signals   chan os.Signal
+	stdout    io.Writer // beside the buffer
+	tty       *os.File  // instead of the buffer
+	env       string    // a variable that is set, beside the process's
+	compose   []composition.Option
+	real      bool // the real adapters, not the fakes
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	return &bench{t: t, workspace: t.TempDir(), state: filepath.Join(t.TempDir(), "state"), stdin: strings.NewReader("")}
+}
+
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+func (b *bench) run(args ...string) result {
+	b.t.Helper()
+	program, err := os.Executable()
+	require.NoError(b.t, err)
+	opts := []composition.Option{composition.WithStateRoot(b.state)}
+	if !b.real {
+		opts = append(opts,
+			composition.WithAgentAdapter(fakecli.NewAdapter(claude.New(), program)),
+			composition.WithAgentAdapter(fakecli.NewAdapter(codex.New(), program)))
+	}
+	var stdout, stderr bytes.Buffer
+	out := io.Writer(&stdout)
+	if b.stdout != nil {
+		out = io.MultiWriter(&stdout, b.stdout)
+	}
+	if b.tty != nil {
+		out = b.tty
+	}
+	lookup := func(name string) (string, bool) {
+		switch {
+		case name == b.env:
+			return "1", true
+		case name == "TERM":
+			return "xterm", true
+		case name == "PATH":
+			// A directory that the user may not search would make "not found" a
+			// "permission denied", as in execvp(3).
+			return "/usr/bin:/bin", true
+		case name == "NO_COLOR":
+			return "", false
+		}
+		return os.LookupEnv(name)
+	}
+	code := cli.Main(b.t.Context(), cli.Process{
+		Args: args, Stdin: b.stdin, Stdout: out, Stderr: &stderr, LookupEnv: lookup,
+		Signals: b.signals, Dir: b.workspace, Executable: program, Compose: append(opts, b.compose...),
+	})
+	return result{code, stdout.String(), stderr.String()}
+}
+
+// events decodes the events of a JSON output.
+func (b *bench) events(stdout string) []domain.Event {
+	b.t.Helper()
+	var events []domain.Event
+	for line := range strings.SplitSeq(strings.TrimSuffix(stdout, "\n"), "\n") {
+		e, err := jsonl.Decode([]byte(line))
+		require.NoError(b.t, err)
+		events = append(events, e)
+	}
+	return events
+}
+
+// requireUntouched checks that no session was begun.
+func (b *bench) requireUntouched() {
+	b.t.Helper()
+	sessions, err := os.ReadDir(filepath.Join(b.state, "sessions"))
+	if !errors.Is(err, os.ErrNotExist) {
+		require.NoError(b.t, err)
+	}
+	require.Empty(b.t, sessions, "a session was begun")
+	left, err := os.ReadDir(b.workspace)
+	require.NoError(b.t, err)
+	require.Empty(b.t, left)
+}
+
+// Every bad input is refused by a message that names it and says what to do,
+// with the documented exit code, and leaves nothing behind.
+func TestBadInput(t *testing.T) {
+	testkit.NoLeaks(t)
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	const id = "01890a5d-ac96-774b-bcce-b302099a8057"
+	run := func(args ...string) []string { return append([]string{"run", "--agent", "claude"}, args...) }
+	for name, c := range map[string]struct {
+		args  []string
+		stdin string
+		real  bool // needs the real adapter
+		code  int
+		says  []string
+	}{
+		"no command":             {args: nil, code: 2, says: []string{"no command", "--help"}},
+		"unknown command":        {args: []string{"fly"}, code: 2, says: []string{`"fly"`}},
+		"unknown flag":           {args: run("--frobnicate", "x"), code: 2, says: []string{"--frobnicate"}},
+		"flag of a later issue":  {args: run("--udp", "x"), code: 2, says: []string{"--udp"}},
+		"no agent":               {args: []string{"run", "x"}, code: 2, says: []string{"--agent", "claude"}},
+		"unknown agent":          {args: []string{"run", "--agent", "gemini", "x"}, code: 2, says: []string{`"gemini"`, "claude, codex"}},
+		"no prompt":              {args: run(), code: 2, says: []string{"no prompt", "-"}},
+		"two prompts":            {args: run("two", "words"), code: 2, says: []string{"one prompt", "quotes"}},
+		"empty prompt":           {args: run(""), code: 2, says: []string{"prompt", "empty"}},
+		"blank prompt":           {args: run(" \n\t"), code: 2, says: []string{"prompt"}},
+		"empty stdin":            {args: run("-"), code: 2, says: []string{"prompt", "empty"}},
+		"prompt without bounds":  {args: run("-"), stdin: strings.Repeat("x", 33<<20), code: 2, says: []string{"prompt", "bytes"}},
+		"missing program":        {args: run("--agent-bin", "/nonexistent/claude", "x"), real: true, code: 4, says: []string{"/nonexistent/claude"}},
+		"program is a directory": {args: run("--agent-bin", "/usr", "x"), real: true, code: 4, says: []string{"/usr"}},
+		"program is a text":      {args: run("--agent-bin", file, "x"), real: true, code: 4, says: []string{file}},
+		"missing workspace":      {args: run("--workspace", "/nonexistent/ws", "x"), code: 2, says: []string{"workspace", "/nonexistent/ws"}},
+		"workspace is a file":    {args: run("--workspace", file, "x"), code: 2, says: []string{"workspace", file}},
+		"workspace is /":         {args: run("--workspace", "/", "x"), code: 2, says: []string{"workspace", `"/"`}},
+		"NUL in workspace":       {args: run("--workspace", "/tmp/a\x00b", "x"), code: 2, says: []string{`"/tmp/a\x00b"`}},
+		"NUL in path":            {args: run("--ro", "/a\x00b", "x"), code: 2, says: []string{`/a\x00b`}},
+		"empty path":             {args: run("--ro", "", "x"), code: 2, says: []string{"--ro", "empty path"}},
+		"missing path":           {args: run("--rw", "/nonexistent/dir", "x"), code: 2, says: []string{"/nonexistent/dir", "--rw", "optional"}},
+		"malformed session id":   {args: run("--resume", "../../etc", "x"), code: 2, says: []string{"--resume", "../../etc", "UUID"}},
+		"unknown session id":     {args: run("--resume", id, "x"), code: 2, says: []string{id}},
+		"duration":               {args: run("--timeout", "soon", "x"), code: 2, says: []string{"--timeout", "soon"}},
+		"negative duration":      {args: run("--timeout", "-1s", "x"), code: 2, says: []string{"--timeout", "negative"}},
+		"negative idle":          {args: run("--idle-timeout", "-1s", "x"), code: 2, says: []string{"--idle-timeout", "negative"}},
+		"port 0":                 {args: run("--connect-tcp", "0", "x"), code: 2, says: []string{"--connect-tcp", `"0"`, "65535"}},
+		"port":                   {args: run("--bind-tcp", "http", "x"), code: 2, says: []string{"--bind-tcp", "http", "65535"}},
+		"variable":               {args: run("--env", "=x", "x"), code: 2, says: []string{"--env", "NAME=VALUE"}},
+		"unknown property":       {args: run("--waive", "gravity", "x"), code: 2, says: []string{"--waive", "gravity", "filesystem", "udp"}},
+		"sandbox":                {args: run("--sandbox", "maybe", "x"), code: 2, says: []string{"--sandbox", "maybe", "off"}},
+		"rules without sandbox":  {args: run("--sandbox", "off", "--ro", "/usr", "x"), code: 2, says: []string{"unconfined"}},
+		"output":                 {args: run("--output", "xml", "x"), code: 2, says: []string{"--output", "xml", "json"}},
+		"plan with argument":     {args: []string{"plan", "--agent", "claude", "x"}, code: 2, says: []string{`"x"`}},
+		"doctor with argument":   {args: []string{"doctor", "x"}, code: 2, says: []string{`"x"`}},
+		"exec nothing":           {args: []string{"exec"}, code: 125, says: []string{"no command"}},
+		"exec unknown flag":      {args: []string{"exec", "--frobnicate", "--", "true"}, code: 125, says: []string{"--frobnicate"}},
+		"exec unknown property":  {args: []string{"exec", "--waive", "gravity", "--", "true"}, code: 125, says: []string{"gravity", "filesystem"}},
+		"exec NUL":               {args: []string{"exec", "--", "/bin/echo", "a\x00b"}, code: 125, says: []string{`"a\x00b"`, "NUL"}},
+		"exec missing path":      {args: []string{"exec", "--ro", "/nonexistent/dir", "--", "true"}, code: 125, says: []string{"/nonexistent/dir"}},
+		"exec not found":         {args: []string{"exec", "--", "nonexistent-command"}, code: 127, says: []string{"nonexistent-command"}},
+		"exec not found, path":   {args: []string{"exec", "--", "/nonexistent/cmd"}, code: 127, says: []string{"/nonexistent/cmd"}},
+		"exec not executable":    {args: []string{"exec", "--", file}, code: 126, says: []string{file}},
+		"exec a directory":       {args: []string{"exec", "--", "/usr"}, code: 126, says: []string{"/usr"}},
+		"exec empty name":        {args: []string{"exec", "--", ""}, code: 125, says: []string{"command"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.stdin, b.real = strings.NewReader(c.stdin), c.real
+			got := b.run(c.args...)
+			require.Equal(t, c.code, got.code, "%s", got.stderr)
+			require.True(t, strings.HasPrefix(got.stderr, "caisson: "), "%q", got.stderr)
+			for _, s := range c.says {
+				require.Contains(t, got.stderr, s)
+			}
+			require.NotContains(t, got.stderr, "\x00")
+			require.Less(t, len(got.stderr), 1000, "the point must not be lost")
+			require.Empty(t, got.stdout)
+			b.requireUntouched()
+		})
+	}
+}
+
+func TestAMissingAgentIsNamedWithWhereItWasLookedFor(t *testing.T) {
+	b := newBench(t)
+	b.real = true
+	b.compose = []composition.Option{composition.WithEnviron(func(name string) (string, bool) {
+		return map[string]string{"PATH": "/nonexistent/bin", "HOME": "/nonexistent"}[name], true
+	})}
+	got := b.run("run", "--agent", "codex", "hello")
+	require.Equal(t, 4, got.code, got.stderr)
+	require.Contains(t, got.stderr, "codex")
+	require.Contains(t, got.stderr, "--agent-bin")
+	b.requireUntouched()
+}
+
+func TestRunText(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	for _, agent := range []string{"claude", "codex"} {
+		b := newBench(t)
+		got := b.run("run", "--agent", agent, fakecli.Script("say Look.", "write made.txt x", "say Done."))
+		require.Equal(t, 0, got.code, got.stderr)
+		require.Empty(t, got.stderr)
+		require.FileExists(t, filepath.Join(b.workspace, "made.txt"), "the working directory is the workspace")
+		lines := strings.Split(strings.TrimSpace(got.stdout), "\n")
+		require.True(t, strings.HasPrefix(lines[0], "caisson: confined by landlock (ABI "), lines[0])
+		require.Contains(t, lines, "  Look.")
+		require.Contains(t, lines, "  Done.")
+		require.Contains(t, got.stdout, "made.txt")
+		require.Contains(t, lines[len(lines)-2], "caisson: completed in ")
+		require.Contains(t, lines[len(lines)-1], "--resume ")
+	}
+}
+
+func TestRunJSON(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	got := b.run("run", "--agent", "claude", "--output", "json", "Hello")
+	require.Equal(t, 0, got.code, got.stderr)
+	events := b.events(got.stdout)
+	for i, e := range events {
+		require.Equal(t, uint64(i+1), e.Seq)
+		require.Equal(t, 1, e.Turn)
+		require.Equal(t, domain.AgentClaude, e.Agent)
+	}
+	require.IsType(t, domain.SandboxApplied{}, events[0].Reply)
+	require.Equal(t, "You said: Hello", events[len(events)-1].Reply.(domain.Final).Text)
+}
+
+func TestALongPromptFromStandardInput(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	b := newBench(t)
+	prompt := "begin" + strings.Repeat("x", 5<<20)
+	b.stdin = strings.NewReader(prompt)
+	got := b.run("run", "--agent", "claude", "--output", "json", "-")
+	require.Equal(t, 0, got.code, got.stderr)
+	events := b.events(got.stdout)
+	require.Equal(t, "You said: "+prompt[:200], events[len(events)-1].Reply.(domain.Final).Text)
+}
+
+func TestExitCodes(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	for name, c := range map[string]struct {
+		script  []string
+		flags   []string
+		code    int
+		outcome domain.Outcome
+	}{
+		"completed": {script: []string{"say x"}, code: 0, outcome: domain.OutcomeCompleted},
+		"failed":    {script: []string{"error rate_limit slow down"}, code: 1, outcome: domain.OutcomeFailed},
+		"exited":    {script: []string{"exit 3"}, code: 1, outcome: domain.OutcomeExited},
+		"killed":    {script: []string{"kill SEGV"}, code: 1, outcome: domain.OutcomeExited},
+		"no final":  {script: []string{"noresult"}, code: 5, outcome: domain.OutcomeProtocolError},
+		"cut":       {script: []string{`partial {"type":`}, code: 5, outcome: domain.OutcomeProtocolError},
+		"timeout":   {script: []string{"hang"}, flags: []string{"--timeout", "300ms"}, code: 124, outcome: domain.OutcomeTimedOut},
+		"idle":      {script: []string{"hang"}, flags: []string{"--idle-timeout", "300ms"}, code: 124, outcome: domain.OutcomeTimedOut},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			args := append([]string{"run", "--agent", "claude", "--output", "json"}, c.flags...)
+			got := b.run(append(args, fakecli.Script(c.script...))...)
+			events := b.events(got.stdout)
+			require.Equal(t, c.outcome, events[len(events)-1].Reply.(domain.Final).Outcome)
+			require.Equal(t, c.code, got.code, got.stderr)
+		})
+	}
+}
+
+// when calls a function once, when the output has a text.
+type when struct {
+	text string
+	do   func()
+	once sync.Once
+	seen bytes.Buffer
+}
+
+func (w *when) Write(p []byte) (int, error) {
+	w.seen.Write(p)
+	if strings.Contains(w.seen.String(), w.text) {
+		w.once.Do(w.do)
+	}
+	return len(p), nil
+}
+
+func TestAnInterruptCancelsTheTurn(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		b := newBench(t)
+		b.signals = make(chan os.Signal, 1)
+		b.stdout = &when{text: "Working.", do: func() { b.signals <- sig }}
+		got := b.run("run", "--agent", "claude", "--output", "json", fakecli.Script("say Working.", "hang"))
+		require.Equal(t, 130, got.code, got.stderr)
+		events := b.events(got.stdout)
+		final := events[len(events)-1].Reply.(domain.Final)
+		require.Equal(t, domain.OutcomeCancelled, final.Outcome, "the end is told as well")
+		require.Contains(t, final.Error.Message, sig.String())
+	}
+}
+
+func TestAnInterruptBeforeTheTurn(t *testing.T) {
+	testkit.NoLeaks(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var stderr bytes.Buffer
+	code := cli.Main(ctx, cli.Process{
+		Args: []string{"run", "--agent", "claude", "x"}, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &stderr,
+		LookupEnv: os.LookupEnv, Dir: t.TempDir(), Compose: []composition.Option{composition.WithStateRoot(filepath.Join(t.TempDir(), "s"))},
+	})
+	require.Equal(t, 130, code, stderr.String())
+}
+
+// closed is a standard output whose reader leaves after a while.
+type closed struct{ after int }
+
+func (c *closed) Write(p []byte) (int, error) {
+	if c.after--; c.after < 0 {
+		return 0, syscall.EPIPE
+	}
+	return len(p), nil
+}
+
+func TestAClosedOutputEndsTheTurn(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	for after := range 3 {
+		for _, form := range []string{"text", "json"} {
+			b := newBench(t)
+			b.stdout = &closed{after: after}
+			start := time.Now()
+			got := b.run("run", "--agent", "claude", "--output", form, fakecli.Script("say one", "say two", "hang"))
+			require.Equal(t, 130, got.code, got.stderr)
+			require.Contains(t, got.stderr, "standard output was closed")
+			require.Less(t, time.Since(start), 10*time.Second)
+			require.Empty(t, testkit.Children())
+		}
+	}
+}
+
+func TestResume(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	for _, agent := range []string{"claude", "codex"} {
+		b := newBench(t)
+		first := b.events(b.run("run", "--agent", agent, "--output", "json", "The word is caisson.").stdout)
+		id := string(first[0].Session)
+
+		got := b.run("run", "--resume", id, "--output", "json", fakecli.Script("recall"))
+		require.Equal(t, 0, got.code, got.stderr)
+		second := b.events(got.stdout)
+		require.Equal(t, first[len(first)-1].Seq+1, second[0].Seq, "the numbers go on")
+		require.Equal(t, 2, second[0].Turn)
+		require.Contains(t, second[len(second)-1].Reply.(domain.Final).Text, "The word is caisson.")
+
+		got = b.run("run", "--resume", id, "--rw", t.TempDir(), "x")
+		require.Equal(t, 3, got.code, got.stderr)
+		require.Contains(t, got.stderr, "another sandbox plan")
+		require.Empty(t, got.stdout)
+	}
+}
+
+func TestSandboxOffIsSaidInTheReceipt(t *testing.T) {
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	outside := filepath.Join(t.TempDir(), "file")
+	got := b.run("run", "--agent", "claude", "--sandbox", "off", fakecli.Script("write "+outside+" x"))
+	require.Equal(t, 0, got.code, got.stderr)
+	require.True(t, strings.HasPrefix(got.stdout, "caisson: UNCONFINED: --sandbox off\n"), got.stdout)
+	require.FileExists(t, outside)
+}
+
+func TestARefusedSandboxStartsNothing(t *testing.T) {
+	testkit.NoLeaks(t)
+	strict := &domain.StrictnessError{Missing: []domain.PropertyStatus{{Property: domain.PropertyTCP, Detail: "needs ABI 4"}}}
+	for _, args := range [][]string{{"run", "--agent", "claude", "x"}, {"demo"}} {
+		for name, e := range map[string]ports.SandboxEnforcer{
+			"prepare": portstest.DenyingEnforcer{PrepareErr: strict},
+			"apply":   portstest.DenyingEnforcer{ApplyErr: &domain.EnforcementError{Step: "apply", Err: syscall.EPERM}},
+		} {
+			b := newBench(t)
+			b.compose = []composition.Option{composition.WithSandboxEnforcer(e)}
+			got := b.run(args...)
+			require.Equal(t, 3, got.code, "%s: %s", name, got.stderr)
+			require.Contains(t, got.stderr, "sandbox")
+		}
+	}
+}
+
+func TestPolicyFlags(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	b := newBench(t)
+	dirs := map[string]string{}
+	for _, flag := range []string{"ro", "rox", "rw", "rwx"} {
+		dirs[flag] = t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(dirs[flag], "tool"), []byte("#!/bin/sh\necho ran\n"), 0o700))
+	}
+	script := `cd "$1" && cat tool >/dev/null && printf r; ./tool >/dev/null 2>&1 && printf x; (echo >new) 2>/dev/null && printf w; exit 0`
+	for flag, want := range map[string]string{"ro": "r", "rox": "rx", "rw": "rw", "rwx": "rxw"} {
+		for _, prefix := range []string{"--", "--optional-"} {
+			got := b.run("exec", prefix+flag, dirs[flag], "--", "/bin/sh", "-c", script, "sh", dirs[flag])
+			require.Equal(t, 0, got.code, got.stderr)
+			require.Equal(t, want, got.stdout, "%s%s", prefix, flag)
+		}
+	}
+	got := b.run("exec", "--", "/bin/sh", "-c", script, "sh", dirs["rwx"])
+	require.Empty(t, got.stdout, "nothing is granted without a flag")
+	got = b.run("exec", "--optional-rw", "/nonexistent/dir", "--", "/bin/echo", "ok")
+	require.Equal(t, result{stdout: "ok\n"}, got)
+}
+
+func TestRelativePathsStartAtTheWorkingDirectory(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	b := newBench(t)
+	require.NoError(t, os.Mkdir(filepath.Join(b.workspace, "sub"), 0o755))
+	got := b.run("exec", "--rw", "sub", "--", "/bin/sh", "-c", "echo x >sub/file; echo x >file")
+	require.NotEqual(t, 0, got.code)
+	require.FileExists(t, filepath.Join(b.workspace, "sub", "file"))
+	require.NoFileExists(t, filepath.Join(b.workspace, "file"))
+}
+
+func TestExec(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	sh := func(script string) []string { return []string{"exec", "--", "/bin/sh", "-c", script} }
+	for name, c := range map[string]struct {
+		args   []string
+		code   int
+		stdout string
+		stderr string
+	}{
+		"success":        {args: []string{"exec", "--", "true"}},
+		"its own code":   {args: sh("exit 7"), code: 7},
+		"signal":         {args: sh("kill -TERM $$"), code: 143},
+		"output":         {args: sh("echo out; echo err >&2"), stdout: "out\n", stderr: "err\n"},
+		"input":          {args: []string{"exec", "--", "cat"}, stdout: "input"},
+		"without --":     {args: []string{"exec", "echo", "--flag"}, stdout: "--flag\n"},
+		"variable":       {args: []string{"exec", "--env", "NAME=a=b", "--", "/bin/sh", "-c", "echo $NAME"}, stdout: "a=b\n"},
+		"no variable":    {args: sh("echo ${CAISSON_TEST_SECRET-unset}"), stdout: "unset\n"},
+		"passed on":      {args: []string{"exec", "--env", "CAISSON_TEST_SECRET", "--", "/bin/sh", "-c", "echo $CAISSON_TEST_SECRET"}, stdout: "hunter2\n"},
+		"private tmpdir": {args: sh(`touch "$TMPDIR/x" && echo made`), stdout: "made\n"},
+		"unconfined":     {args: []string{"exec", "--sandbox", "off", "--", "/bin/sh", "-c", "exit 5"}, code: 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("CAISSON_TEST_SECRET", "hunter2")
+			b := newBench(t)
+			b.stdin = strings.NewReader("input")
+			require.Equal(t, result{c.code, c.stdout, c.stderr}, b.run(c.args...))
+		})
+	}
+}
+
+func TestExecPassesSignalsOn(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	b.signals = make(chan os.Signal, 1)
+	b.stdout = &when{text: "ready", do: func() { b.signals <- os.Interrupt }}
+	got := b.run("exec", "--", "/bin/sh", "-c", "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done")
+	require.Equal(t, 9, got.code, got.stderr)
+	require.Equal(t, "ready\ncaught\n", got.stdout)
+}
+
+func TestPlan(t *testing.T) {
+	b := newBench(t)
+	got := b.run("plan", "--agent", "claude", "--ro", "/usr/share", "--env", "TOKEN=hunter2", "--waive", "ipc", "--connect-tcp", "1234")
+	require.Equal(t, 0, got.code, got.stderr)
+	for _, s := range []string{"plan coding", b.workspace, "/usr/share", "--ro", "TOKEN", "1234", "ipc", "digest"} {
+		require.Contains(t, got.stdout, s)
+	}
+	require.NotContains(t, got.stdout, "hunter2")
+	b.requireUntouched()
+
+	got = b.run("plan", "--agent", "claude", "--output", "json")
+	require.Equal(t, 0, got.code, got.stderr)
+	var plan struct {
+		Type   string
+		Digest string
+		Rules  []struct{ Path string }
+	}
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &plan))
+	require.Equal(t, "plan", plan.Type)
+	require.Len(t, plan.Digest, 64)
+	require.NotEmpty(t, plan.Rules)
+	b.requireUntouched()
+}
+
+func TestDoctor(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	t.Setenv("TMPDIR", t.TempDir())
+	b := newBench(t)
+	got := b.run("doctor")
+	require.Equal(t, 0, got.code, got.stdout)
+	for _, s := range []string{"landlock, ABI ", "filesystem", "enforced", "udp", "claude", "codex", "denied the write: yes", "the sandbox holds"} {
+		require.Contains(t, got.stdout, s)
+	}
+	got = b.run("doctor", "--json")
+	require.Equal(t, 0, got.code, got.stdout)
+	var d struct {
+		Type  string
+		ABI   int
+		Proof struct{ Allowed, Denied, Unconfined, Holds bool }
+	}
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
+	require.Equal(t, "doctor", d.Type)
+	require.GreaterOrEqual(t, d.ABI, 6)
+	require.True(t, d.Proof.Allowed && d.Proof.Denied && d.Proof.Unconfined && d.Proof.Holds)
+	left, err := os.ReadDir(os.TempDir())
+	require.NoError(t, err)
+	require.Empty(t, left, "the doctor leaves nothing")
+}
+
+// A proof that can only succeed is none.
+func TestTheDoctorFailsWhereNothingIsEnforced(t *testing.T) {
+	testkit.NoLeaks(t)
+	for name, opt := range map[string]composition.Option{
+		"nothing is enforced": composition.WithAllowNative(),
+		"nothing starts":      composition.WithSandboxEnforcer(portstest.DenyingEnforcer{}),
+	} {
+		b := newBench(t)
+		b.compose = []composition.Option{opt}
+		got := b.run("doctor")
+		require.Equal(t, 3, got.code, "%s: %s", name, got.stdout)
+		require.Contains(t, got.stdout, "does NOT hold")
+	}
+}
+
+func TestDemo(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	t.Setenv("TMPDIR", t.TempDir())
+	b := newBench(t)
+	start := time.Now()
+	got := b.run("demo")
+	require.Equal(t, 0, got.code, "%s%s", got.stdout, got.stderr)
+	require.Less(t, time.Since(start), 15*time.Second)
+	require.GreaterOrEqual(t, strings.Count(got.stdout, "caisson: PASS "), 12, got.stdout)
+	require.NotContains(t, got.stdout, "FAIL")
+	left, err := os.ReadDir(os.TempDir())
+	require.NoError(t, err)
+	require.Empty(t, left, "the demonstration leaves nothing")
+}
+
+func TestDemoJSON(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	b := newBench(t)
+	got := b.run("demo", "--output", "json")
+	require.Equal(t, 0, got.code, got.stderr)
+	var steps []string
+	for line := range strings.SplitSeq(strings.TrimSpace(got.stdout), "\n") {
+		var step struct {
+			Type, Step string
+			Pass       bool
+		}
+		require.NoError(t, json.Unmarshal([]byte(line), &step))
+		if step.Type != "demo" {
+			_, err := jsonl.Decode([]byte(line))
+			require.NoError(t, err)
+			continue
+		}
+		require.True(t, step.Pass, line)
+		steps = append(steps, step.Step)
+	}
+	require.Equal(t, []string{"work", "blocked write", "no sandbox", "timeout", "resume"}, steps)
+}
+
+// The demonstration checks what it shows.
+func TestTheDemoFailsWhereNothingIsEnforced(t *testing.T) {
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	b.compose = []composition.Option{composition.WithAllowNative()}
+	got := b.run("demo")
+	require.Equal(t, 1, got.code, got.stdout)
+	require.Regexp(t, `FAIL the file escaped\.txt is not there: \S+ is there`, got.stdout)
+	require.Contains(t, got.stdout, "FAIL the receipt says that it was confined")
+	require.Contains(t, got.stdout, "FAIL the daemon is gone")
+	pid, err := strconv.Atoi(regexp.MustCompile(`process (\d+) still lived`).FindStringSubmatch(got.stdout)[1])
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !testkit.Alive(pid) }, 5*time.Second, 10*time.Millisecond, "the demonstration ends what it left")
+}
+
+func TestVersionAndHelp(t *testing.T) {
+	b := newBench(t)
+	require.Contains(t, b.run("version").stdout, "caisson ")
+	got := b.run("--help")
+	require.Equal(t, 0, got.code)
+	for _, command := range []string{"run", "exec", "plan", "doctor", "demo", "version"} {
+		require.Contains(t, got.stdout, "\n  "+command+" ")
+	}
+	require.NotContains(t, got.stdout, "__")
+}

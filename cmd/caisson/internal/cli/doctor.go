@@ -1,0 +1,231 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/application"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/composition"
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/agents/claude"
+	"github.com/caisson-run/caisson/infrastructure/fakecli"
+	"github.com/caisson-run/caisson/infrastructure/jsonl"
+)
+
+func (a *app) doctorCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Tell what can be enforced here, and prove it",
+		Long: `Tell what the kernel can enforce of the default plan, which agents are there,
+and prove it with a confined child that may write in one directory and must not
+write in another, and with the same child unconfined.
+
+Exit codes: 0 the proof holds; 3 it does not.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), asJSON) },
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one line of JSON")
+	return cmd
+}
+
+func (a *app) doctor(ctx context.Context, asJSON bool) error {
+	d := jsonl.Doctor{OS: runtime.GOOS, Kernel: kernelRelease()}
+	var err error
+	if d.Agents, err = a.findAgents(ctx); err != nil {
+		return failure{err}
+	}
+	a.examine(ctx, &d)
+
+	line := jsonl.AppendDoctor(nil, d)
+	if !asJSON {
+		line = doctorText(d)
+	}
+	if _, err := a.Stdout.Write(line); err != nil {
+		return failure{err}
+	}
+	if !d.Proof.Holds() {
+		a.code = exitRefused
+	}
+	return nil
+}
+
+// findAgents looks for the agents' programs, and runs none.
+func (a *app) findAgents(ctx context.Context) (agents []jsonl.DoctorAgent, err error) {
+	dir, err := os.MkdirTemp("", "caisson-doctor-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	caisson, err := a.compose(ctx, composition.WithStateRoot(dir))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, caisson.Close(context.WithoutCancel(ctx))) }()
+	for _, kind := range caisson.Orchestrator.Agents() {
+		found := jsonl.DoctorAgent{Kind: kind}
+		if install, err := caisson.Orchestrator.ResolveAgent(kind, ""); err != nil {
+			found.Error = err.Error()
+		} else {
+			found.Path, found.Version = install.Path, install.Version
+		}
+		agents = append(agents, found)
+	}
+	return agents, nil
+}
+
+// judged says of every property that the plan asks for and that is not enforced
+// whether the plan waives it.
+func judged(plan domain.SandboxPlan, statuses []domain.PropertyStatus) []domain.PropertyStatus {
+	for i, s := range statuses {
+		if s.State == domain.StateUnenforceable && plan.Waives(s.Property) {
+			statuses[i].State = domain.StateWaived
+		}
+	}
+	return statuses
+}
+
+// kernelRelease returns the kernel's release, "" where there is none to read.
+func kernelRelease() string {
+	data, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// examine fills in what can be enforced of the default plan, and the proof. Its
+// own failures become the proof's.
+func (a *app) examine(ctx context.Context, d *jsonl.Doctor) {
+	failed := func(err error) {
+		if err != nil && d.Proof.Error == "" {
+			d.Proof.Error = err.Error()
+		}
+	}
+	dir, err := os.MkdirTemp("", "caisson-doctor-")
+	if err != nil {
+		failed(err)
+		return
+	}
+	defer func() { failed(os.RemoveAll(dir)) }()
+	// The kernel's rules have canonical paths.
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		failed(err)
+		return
+	}
+	granted := filepath.Join(dir, "granted")
+	if err := os.Mkdir(granted, 0o700); err != nil {
+		failed(err)
+		return
+	}
+	// The default plan is that of an agent; the fake is always there.
+	caisson, err := a.compose(ctx, composition.WithStateRoot(filepath.Join(dir, "state")),
+		composition.WithAgentAdapter(fakecli.NewAdapter(claude.New(), a.Executable)))
+	if err != nil {
+		failed(err)
+		return
+	}
+	defer func() { failed(caisson.Close(context.WithoutCancel(ctx))) }()
+	preview, err := caisson.Orchestrator.Plan(ctx, application.OpenRequest{Agent: domain.AgentClaude, Workspace: granted})
+	if err != nil {
+		failed(err)
+		return
+	}
+	d.Preset = preview.Plan.Preset()
+	d.Properties = judged(preview.Plan, composition.DefaultEnforcer().Supports(preview.Plan))
+	failed(prove(ctx, caisson.Orchestrator, dir, granted, d))
+}
+
+// attempt writes its two arguments' files; a failure of the one does not keep
+// it from the other.
+const attempt = `echo caisson >"$1"; echo caisson >"$2"`
+
+// prove runs the attempt confined, and again without the sandbox.
+func prove(ctx context.Context, o *application.Orchestrator, dir, granted string, d *jsonl.Doctor) error {
+	inside, outside := filepath.Join(granted, "file"), filepath.Join(dir, "file")
+	request := application.ExecRequest{
+		Argv: []string{"/bin/sh", "-c", attempt, "attempt", inside, outside}, Dir: "/",
+		Policy: application.Policy{Rules: []domain.PathRule{{Path: granted, Access: domain.AccessReadWrite, Why: "doctor"}}},
+	}
+	result, err := o.Exec(ctx, request)
+	if err != nil {
+		return err
+	}
+	d.Enforcer, d.ABI = result.Receipt.Enforcer, result.Receipt.ABI
+	if d.Proof.Allowed, err = exists(inside); err != nil {
+		return err
+	}
+	written, err := exists(outside)
+	if err != nil {
+		return err
+	}
+	d.Proof.Denied = !written
+	request.Policy, request.Sandbox = application.Policy{}, application.SandboxOff("the doctor's counter-proof")
+	if _, err = o.Exec(ctx, request); err != nil {
+		return err
+	}
+	d.Proof.Unconfined, err = exists(outside)
+	return err
+}
+
+func exists(path string) (bool, error) {
+	_, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func doctorText(d jsonl.Doctor) []byte {
+	var b bytes.Buffer
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-18s %s\n", name, ui.Line(fmt.Sprintf(format, args...)))
+	}
+	row("system", "%s %s", d.OS, d.Kernel)
+	if d.ABI > 0 {
+		row("enforcer", "%s, ABI %d", d.Enforcer, d.ABI)
+	} else {
+		row("enforcer", "none that works here")
+	}
+	fmt.Fprintf(&b, "\nthe plan %q\n", d.Preset)
+	for _, p := range d.Properties {
+		how := p.Mechanism
+		if how == "" {
+			how = p.Detail
+		}
+		row("  "+string(p.Property), "%-14s %s", p.State, how)
+	}
+	fmt.Fprintf(&b, "\nagents\n")
+	for _, g := range d.Agents {
+		if g.Error != "" {
+			row("  "+string(g.Kind), "%s", g.Error)
+		} else {
+			row("  "+string(g.Kind), "%s", strings.TrimSpace(g.Path+" "+g.Version))
+		}
+	}
+	fmt.Fprintf(&b, "\nproof\n")
+	verdict := map[bool]string{true: "yes", false: "NO"}
+	if d.Proof.Error != "" {
+		row("  failed", "%s", d.Proof.Error)
+	} else {
+		row("  inside the plan", "a confined child wrote: %s", verdict[d.Proof.Allowed])
+		row("  outside of it", "the kernel denied the write: %s", verdict[d.Proof.Denied])
+		row("  unconfined", "the same child wrote there: %s", verdict[d.Proof.Unconfined])
+	}
+	if d.Proof.Holds() {
+		b.WriteString("\nthe sandbox holds\n")
+	} else {
+		b.WriteString("\nthe sandbox does NOT hold here: caisson refuses to run agents with it\n")
+	}
+	return b.Bytes()
+}

@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/application"
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/jsonl"
+	"github.com/caisson-run/caisson/ports"
+)
+
+func (a *app) execCommand() *cobra.Command {
+	var flags policyFlags
+	cmd := &cobra.Command{
+		Use:   "exec [flags] -- COMMAND [ARG…]",
+		Short: "Run any command under a plan",
+		Long: `Run a command under the sandbox, with standard input, output and error passed
+through and signals passed on. It gets the system's programs, a private TMPDIR
+that is removed afterwards, and what the flags grant.
+
+Exit codes: the command's own; 128+n if signal n ended it; 125 Caisson failed or
+refused; 126 the command is not executable, or running it was denied; 127 it was
+not found.`,
+		Example: `  caisson exec --ro . -- grep -r password .
+  caisson exec --rwx . --connect-tcp 443 -- npm ci`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return coded{errors.New("no command: caisson exec [flags] -- COMMAND [ARG…]"), exitExecFailed}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			code, err := a.exec(cmd.Context(), flags, args)
+			a.code = code
+			return err
+		},
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().SetInterspersed(false)
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded{err, exitExecFailed} })
+	flags.add(cmd.Flags())
+	return cmd
+}
+
+// exec runs the command and returns its exit code.
+func (a *app) exec(ctx context.Context, flags policyFlags, argv []string) (_ int, err error) {
+	defer func() {
+		if err != nil {
+			err = coded{err, execCode(err)}
+		}
+	}()
+	request := application.ExecRequest{Argv: argv, Dir: a.Dir, Stdio: ports.Stdio{In: a.Stdin, Out: a.Stdout, Err: a.Stderr}}
+	if request.Policy, err = flags.policy(a.abs); err != nil {
+		return 0, err
+	}
+	if request.Sandbox, err = flags.mode(); err != nil {
+		return 0, err
+	}
+	caisson, err := a.compose(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, caisson.Close(context.WithoutCancel(ctx))) }()
+
+	signals, stop := a.passOn()
+	defer stop()
+	request.Stdio.Signals = signals
+	result, err := caisson.Orchestrator.Exec(ctx, request)
+	if err != nil {
+		return 0, err
+	}
+	switch exit := result.Exit; {
+	case !exit.Known:
+		return 0, errors.New("the end of the command is not known")
+	case exit.Signal != "":
+		return exitSignalBase + exit.SignalNumber, nil
+	default:
+		return exit.Code, nil
+	}
+}
+
+// execCode returns exec's exit code for an error.
+func execCode(err error) int {
+	var spawn *domain.SpawnError
+	if errors.As(err, &spawn) && (spawn.Step == "resolve" || spawn.Step == "start") {
+		if errors.Is(err, fs.ErrNotExist) {
+			return exitNotFound
+		}
+		return exitNotExecutable
+	}
+	return exitExecFailed
+}
+
+// passOn turns the signals that came into those for a command.
+func (a *app) passOn() (<-chan ports.Signal, func()) {
+	out := make(chan ports.Signal)
+	stopped, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stopped:
+				return
+			case sig := <-a.Signals:
+				n, ok := sig.(syscall.Signal)
+				if !ok {
+					continue
+				}
+				select {
+				case out <- ports.Signal(n):
+				case <-stopped:
+					return
+				}
+			}
+		}
+	}()
+	return out, func() { close(stopped); <-done }
+}
+
+func (a *app) planCommand() *cobra.Command {
+	var (
+		flags sessionFlags
+		out   output
+	)
+	cmd := &cobra.Command{
+		Use:   "plan --agent AGENT [flags]",
+		Short: "Show the plan that run would run under, and start nothing",
+		Long: `Show the sandbox plan that "caisson run" with the same flags would run under:
+every path with its access and the reason for it, the network, the environment,
+the limits, and what is waived. Nothing is started and nothing is made.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("plan takes flags alone, not %q", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			request, err := flags.request(a)
+			if err != nil {
+				return usageError{err}
+			}
+			return a.plan(cmd.Context(), request, out.json)
+		},
+	}
+	flags.addTo(cmd)
+	out.add(cmd.Flags())
+	return cmd
+}
+
+// plan prints the plan of a request.
+func (a *app) plan(ctx context.Context, request application.OpenRequest, asJSON bool) (err error) {
+	caisson, err := a.compose(ctx)
+	if err != nil {
+		return failure{err}
+	}
+	defer func() {
+		if closed := caisson.Close(context.WithoutCancel(ctx)); closed != nil {
+			err = errors.Join(err, failure{closed})
+		}
+	}()
+	preview, err := caisson.Orchestrator.Plan(ctx, request)
+	if err != nil {
+		return failure{err}
+	}
+	plan := preview.Plan
+	if asJSON {
+		_, err = a.Stdout.Write(jsonl.AppendPlan(nil, plan))
+	} else {
+		_, err = fmt.Fprintf(a.Stdout, "%s\n  digest           %s\n", plan, plan.Digest())
+	}
+	if err != nil {
+		return failure{err}
+	}
+	return nil
+}

@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/caisson-run/caisson/application"
+	"github.com/caisson-run/caisson/domain"
+)
+
+// policyFlags are the flags that say what a process may touch.
+type policyFlags struct {
+	paths      []pathFlag
+	connectTCP []string
+	bindTCP    []string
+	env        []string
+	waive      []string
+	sandbox    string
+}
+
+// pathFlag is one use of a path flag.
+type pathFlag struct {
+	flag     string
+	path     string
+	access   domain.Access
+	presence domain.Presence
+}
+
+// accessOf has the access that each path flag grants, by landrun's names.
+var accessOf = []struct {
+	name   string
+	access domain.Access
+	grants string
+}{
+	{"ro", domain.AccessRead, "reading"},
+	{"rox", domain.AccessReadExec, "reading and running"},
+	{"rw", domain.AccessReadWrite, "reading and writing"},
+	{"rwx", domain.AccessReadWriteExec, "reading, writing and running"},
+}
+
+func (f *policyFlags) add(flags *pflag.FlagSet) {
+	for _, a := range accessOf {
+		for _, presence := range []domain.Presence{domain.Required, domain.Optional} {
+			name, usage := a.name, "grant "+a.grants+" of `PATH` and all below it"
+			if presence == domain.Optional {
+				name, usage = "optional-"+a.name, "the same as --"+a.name+", if `PATH` exists"
+			}
+			flags.Var(&pathValue{list: &f.paths, flag: pathFlag{flag: "--" + name, access: a.access, presence: presence}}, name, usage)
+		}
+	}
+	flags.StringArrayVar(&f.connectTCP, "connect-tcp", nil, "allow TCP connections to `PORT`, on any host")
+	flags.StringArrayVar(&f.bindTCP, "bind-tcp", nil, "allow to listen on TCP `PORT`")
+	flags.StringArrayVar(&f.env, "env", nil, "pass the variable `NAME[=VALUE]` on; without a value, Caisson's own")
+	flags.StringArrayVar(&f.waive, "waive", nil, "do without `PROPERTY` where it cannot be enforced; the receipt says so")
+	flags.StringVar(&f.sandbox, "sandbox", "required", "`required`, or off to run without any sandbox")
+}
+
+// pathValue collects the uses of all path flags in their order.
+type pathValue struct {
+	list *[]pathFlag
+	flag pathFlag
+}
+
+func (v *pathValue) Set(path string) error {
+	if path == "" {
+		return fmt.Errorf("an empty path: name a file or a directory")
+	}
+	use := v.flag
+	use.path = path
+	*v.list = append(*v.list, use)
+	return nil
+}
+
+func (*pathValue) String() string { return "" }
+
+func (*pathValue) Type() string { return "path" }
+
+// policy returns what the flags ask for.
+func (f *policyFlags) policy(abs func(string) string) (application.Policy, error) {
+	var p application.Policy
+	for _, use := range f.paths {
+		p.Rules = append(p.Rules, domain.PathRule{Path: abs(use.path), Access: use.access, Presence: use.presence, Why: use.flag})
+	}
+	var err error
+	if p.ConnectTCP, err = portNumbers("--connect-tcp", f.connectTCP, 1); err != nil {
+		return p, err
+	}
+	if p.BindTCP, err = portNumbers("--bind-tcp", f.bindTCP, 0); err != nil {
+		return p, err
+	}
+	for _, s := range f.env {
+		name, value, literal := strings.Cut(s, "=")
+		if name == "" {
+			return p, &domain.InvalidError{What: "--env", Value: s, Reason: "no name", Remedy: "NAME or NAME=VALUE"}
+		}
+		p.Env = append(p.Env, domain.EnvRule{Name: name, Value: value, Literal: literal, Secret: true, Why: "--env"})
+	}
+	for _, name := range f.waive {
+		property, err := domain.ParseProperty(name)
+		if err != nil {
+			return p, fmt.Errorf("--waive: %w", err)
+		}
+		p.Waivers = append(p.Waivers, property)
+	}
+	return p, nil
+}
+
+// portNumbers parses port numbers. Port 0, which is any free port, can only be bound.
+func portNumbers(flag string, values []string, least uint64) ([]uint16, error) {
+	var list []uint16
+	for _, s := range values {
+		n, err := strconv.ParseUint(s, 10, 16)
+		if err != nil || n < least {
+			return nil, &domain.InvalidError{What: flag, Value: s, Reason: "no port number", Remedy: fmt.Sprintf("%d to 65535", least)}
+		}
+		list = append(list, uint16(n))
+	}
+	return list, nil
+}
+
+// mode returns what --sandbox says.
+func (f *policyFlags) mode() (application.SandboxMode, error) {
+	switch f.sandbox {
+	case "required":
+		return application.SandboxMode{}, nil
+	case "off":
+		return application.SandboxOff("--sandbox off"), nil
+	}
+	return application.SandboxMode{}, &domain.InvalidError{What: "--sandbox", Value: f.sandbox, Reason: "unknown", Remedy: "required or off"}
+}
+
+// notNegative checks a duration.
+func notNegative(flag string, d time.Duration) error {
+	if d < 0 {
+		return &domain.InvalidError{What: flag, Value: d.String(), Reason: "negative", Remedy: "0 for no limit"}
+	}
+	return nil
+}
+
+// output is the form in which results are printed.
+type output struct{ json bool }
+
+func (o *output) add(flags *pflag.FlagSet) {
+	flags.VarP(o, "output", "", "`text` for people, or json for JSON Lines")
+}
+
+func (o *output) Set(s string) error {
+	switch s {
+	case "text", "json":
+		o.json = s == "json"
+		return nil
+	}
+	return fmt.Errorf("%q is neither text nor json", s)
+}
+
+func (o *output) String() string {
+	if o.json {
+		return "json"
+	}
+	return "text"
+}
+
+func (*output) Type() string { return "form" }

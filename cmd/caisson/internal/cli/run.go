@@ -1,0 +1,221 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/caisson-run/caisson/application"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/jsonl"
+)
+
+// sessionFlags are the flags that open a session.
+type sessionFlags struct {
+	policyFlags
+	agent     string
+	agentBin  string
+	workspace string
+	resume    string
+	model     string
+	timeout   time.Duration
+	idle      time.Duration
+}
+
+func (f *sessionFlags) addTo(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.agent, "agent", "", "the agent: `claude` or codex")
+	flags.StringVar(&f.agentBin, "agent-bin", "", "the agent's program; searched on PATH by default")
+	flags.StringVar(&f.workspace, "workspace", "", "the `DIR` that the agent works in; the working directory by default")
+	flags.StringVar(&f.resume, "resume", "", "continue the session `ID`")
+	flags.StringVar(&f.model, "model", "", "the agent's model; its own default otherwise")
+	f.policyFlags.add(flags)
+	flags.DurationVar(&f.timeout, "timeout", 0, "end the turn after this time, for example 90s or 10m; 0 for never")
+	flags.DurationVar(&f.idle, "idle-timeout", 0, "end the turn after this time without output or a running tool; 0 for never")
+}
+
+// request returns what the flags ask for.
+func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
+	r := application.OpenRequest{Agent: domain.AgentKind(f.agent), Model: f.model}
+	if f.resume != "" {
+		id, err := domain.ParseSessionID(f.resume)
+		if err != nil {
+			return r, fmt.Errorf("--resume: %w", err)
+		}
+		r.Resume = id
+	}
+	if f.agent == "" && f.resume == "" {
+		return r, &domain.InvalidError{What: "--agent", Reason: "missing", Remedy: "name the agent, for example --agent claude"}
+	}
+	if f.agentBin != "" {
+		r.AgentBin = a.abs(f.agentBin)
+	}
+	switch {
+	case f.workspace != "":
+		r.Workspace = a.abs(f.workspace)
+	case f.resume == "":
+		r.Workspace = a.Dir
+	}
+	if err := errors.Join(notNegative("--timeout", f.timeout), notNegative("--idle-timeout", f.idle)); err != nil {
+		return r, err
+	}
+	var err error
+	if r.Policy, err = f.policy(a.abs); err != nil {
+		return r, err
+	}
+	r.Policy.Limits = domain.Limits{WallClock: f.timeout, Idle: f.idle}
+	r.Sandbox, err = f.mode()
+	return r, err
+}
+
+func (a *app) runCommand() *cobra.Command {
+	var (
+		flags sessionFlags
+		out   output
+	)
+	cmd := &cobra.Command{
+		Use:   "run --agent AGENT [flags] PROMPT|-",
+		Short: "Run one turn of an agent, confined",
+		Long: `Run one turn of an agent under the sandbox, and print what it says and does.
+With - the prompt is read from standard input.
+
+Exit codes: 0 completed; 1 failed, denied, or exited; 2 usage; 3 refused, the
+sandbox cannot be enforced; 4 the agent cannot be started; 5 protocol error;
+124 timed out; 130 cancelled.`,
+		Example: `  caisson run --agent claude "explain this repository"
+  caisson run --agent codex --workspace ~/src/app --timeout 10m --output json - < task.md`,
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 0:
+				return usageError{errors.New("no prompt: pass it as the last argument, or - to read it from standard input")}
+			case len(args) > 1:
+				return usageError{fmt.Errorf("%d arguments, but one prompt: put it in quotes", len(args))}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			request, err := flags.request(a)
+			if err != nil {
+				return usageError{err}
+			}
+			prompt, err := a.prompt(args[0])
+			if err != nil {
+				return err
+			}
+			return a.run(cmd.Context(), request, prompt, a.sink(out.json))
+		},
+	}
+	flags.addTo(cmd)
+	out.add(cmd.Flags())
+	return cmd
+}
+
+// prompt returns the prompt that an argument means.
+func (a *app) prompt(arg string) (string, error) {
+	if arg != "-" {
+		return arg, nil
+	}
+	// One byte more than a prompt may have: the application says what is wrong.
+	data, err := io.ReadAll(io.LimitReader(a.Stdin, application.MaxPrompt+1))
+	if err != nil {
+		return "", failure{fmt.Errorf("read the prompt from standard input: %w", err)}
+	}
+	return string(data), nil
+}
+
+// sink is where events go. An error means that nobody reads them any more.
+type sink func(domain.Event) error
+
+// sink returns the sink for standard output.
+func (a *app) sink(asJSON bool) sink {
+	if !asJSON {
+		return a.printer().Event
+	}
+	var line []byte
+	return func(e domain.Event) error {
+		line = jsonl.AppendEvent(line[:0], e)
+		_, err := a.Stdout.Write(line)
+		return err
+	}
+}
+
+// printer returns the printer on standard output.
+func (a *app) printer() *ui.Printer {
+	var opt ui.Options
+	if f, ok := a.Stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		opt.Width = func() int {
+			width, _, err := term.GetSize(int(f.Fd()))
+			if err != nil {
+				return 0
+			}
+			return width
+		}
+		_, noColour := a.LookupEnv("NO_COLOR")
+		kind, _ := a.LookupEnv("TERM")
+		opt.Colour = !noColour && kind != "dumb"
+	}
+	return ui.New(a.Stdout, opt)
+}
+
+// errNobodyReads is why a turn is cancelled whose output was closed.
+var errNobodyReads = errors.New("standard output was closed")
+
+// run runs one turn in a session of its own.
+func (a *app) run(ctx context.Context, request application.OpenRequest, prompt string, give sink) error {
+	watch := a.watch(ctx)
+	defer watch.stop()
+	ended := make(chan error, 1)
+	go func() { ended <- a.turn(watch.ctx, watch, request, prompt, give) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-watch.second:
+		return quiet{exitCancelled}
+	}
+}
+
+// turn opens a session, runs the turn, and closes everything.
+func (a *app) turn(ctx context.Context, watch *watch, request application.OpenRequest, prompt string, give sink) (err error) {
+	caisson, err := a.compose(ctx)
+	if err != nil {
+		return failure{err}
+	}
+	// The end must not depend on the context that was cancelled.
+	closing := context.WithoutCancel(ctx)
+	defer func() {
+		if closed := caisson.Close(closing); closed != nil {
+			err = errors.Join(err, failure{closed})
+		}
+	}()
+	session, err := caisson.Orchestrator.Open(ctx, request)
+	if err != nil {
+		return failure{err}
+	}
+	turn, err := session.Send(ctx, prompt)
+	if err != nil {
+		return failure{err}
+	}
+	for e, err := range turn.Events() {
+		if err != nil {
+			return failure{err}
+		}
+		if applied, ok := e.Reply.(domain.SandboxApplied); ok {
+			watch.diesWithUs.Store(applied.Receipt.Tree == domain.TreeKeeper)
+		}
+		if err := give(e); err != nil {
+			return coded{fmt.Errorf("%w: %w", errNobodyReads, err), exitCancelled}
+		}
+		if final, ok := e.Reply.(domain.Final); ok {
+			a.code = outcomeCode(final.Outcome)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/infrastructure/fakecli"
+	"github.com/caisson-run/caisson/tests/testkit"
+)
+
+// asCaisson makes this test binary the program itself.
+const asCaisson = "__caisson"
+
+func TestMain(m *testing.M) {
+	fakecli.Host()
+	if len(os.Args) > 1 && os.Args[1] == asCaisson {
+		os.Args = append(os.Args[:1], os.Args[2:]...)
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// place is where the program runs, with state of its own.
+type place struct {
+	t         *testing.T
+	program   string
+	workspace string
+	env       []string
+}
+
+func newPlace(t *testing.T) *place {
+	t.Helper()
+	program, err := os.Executable()
+	require.NoError(t, err)
+	return &place{
+		t: t, program: program, workspace: t.TempDir(),
+		// A directory that the user may not search would make "not found" a
+		// "permission denied", as in execvp(3).
+		env: append(os.Environ(), "XDG_STATE_HOME="+t.TempDir(), "PATH=/usr/bin:/bin"),
+	}
+}
+
+func (p *place) command(args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(p.t.Context(), p.program, append([]string{asCaisson}, args...)...)
+	cmd.Env, cmd.Dir = p.env, p.workspace
+	return cmd
+}
+
+func code(t *testing.T, err error) int {
+	t.Helper()
+	if err == nil {
+		return 0
+	}
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	return exit.ExitCode()
+}
+
+func TestExitCodesReachTheParent(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	p := newPlace(t)
+	for want, args := range map[int][]string{
+		0: {"version"}, 2: {"fly"}, 7: {"exec", "--", "/bin/sh", "-c", "exit 7"}, 127: {"exec", "--", "nonexistent-command"},
+	} {
+		require.Equal(t, want, code(t, p.command(args...).Run()), "%v", args)
+	}
+}
+
+// The fake is behind a name that no help shows, and only as the first argument.
+func TestTheFakeIsDispatchedByItsFirstArgument(t *testing.T) {
+	p := newPlace(t)
+	cmd := exec.CommandContext(t.Context(), p.program, fakecli.Subcommand, "claude", "--version")
+	cmd.Env, cmd.Dir = append(p.env, "CLAUDE_CONFIG_DIR="+t.TempDir()), p.workspace
+	out, err := cmd.CombinedOutput()
+	require.NotContains(t, string(out), "unknown command", "%v", err)
+	out, err = p.command("exec", fakecli.Subcommand, "claude").CombinedOutput()
+	require.Equal(t, 127, code(t, err), "%s", out)
+}
+
+// start starts a command, and returns it with its stdout.
+func (p *place) start(cmd *exec.Cmd) *bufio.Reader {
+	p.t.Helper()
+	out, err := cmd.StdoutPipe()
+	require.NoError(p.t, err)
+	require.NoError(p.t, cmd.Start())
+	return bufio.NewReader(out)
+}
+
+// awaitLine reads up to a line that has the text.
+func awaitLine(t *testing.T, out *bufio.Reader, text string) {
+	t.Helper()
+	for {
+		line, err := out.ReadString('\n')
+		require.NoError(t, err, "before %q", text)
+		if strings.Contains(line, text) {
+			return
+		}
+	}
+}
+
+func (p *place) pid(file string) int {
+	p.t.Helper()
+	data, err := os.ReadFile(filepath.Join(p.workspace, file))
+	require.NoError(p.t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	require.NoError(p.t, err)
+	return pid
+}
+
+// stubborn is a run of an agent that ignores what can be ignored, with a
+// daemon that nobody knows.
+func (p *place) stubborn() *exec.Cmd {
+	return p.command("run", "--agent", "claude", "--agent-bin", p.fakeClaude(), "--rox", p.program, fakecli.Script(
+		"trap", "daemon "+filepath.Join(p.workspace, "pid"), "say Working.", "hang"))
+}
+
+// fakeClaude makes a program that is the fake whatever its arguments.
+func (p *place) fakeClaude() string {
+	p.t.Helper()
+	dir := p.t.TempDir()
+	script := filepath.Join(dir, "claude")
+	require.NoError(p.t, os.WriteFile(script, []byte("#!/bin/sh\nexec "+p.program+" "+fakecli.Subcommand+" claude \"$@\"\n"), 0o700))
+	return script
+}
+
+func TestASecondInterruptKills(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	p := newPlace(t)
+	cmd := p.stubborn()
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	awaitLine(t, p.start(cmd), "Working.")
+	daemon := p.pid("pid")
+	require.True(t, testkit.Alive(daemon))
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	awaitLine(t, bufio.NewReader(stderr), "once more to kill it")
+	start := time.Now()
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	require.Equal(t, 130, code(t, cmd.Wait()))
+	require.Less(t, time.Since(start), 2*time.Second, "the graces are not waited for")
+	require.Eventually(t, func() bool { return !testkit.Alive(daemon) }, 5*time.Second, 10*time.Millisecond, "the keeper ends the rest")
+}
+
+func TestAPipeThatIsClosedEndsTheTurn(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	p := newPlace(t)
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	cmd := p.command("run", "--agent", "claude", "--agent-bin", p.fakeClaude(), "--rox", p.program, fakecli.Script(
+		"daemon "+filepath.Join(p.workspace, "pid"), "say Working.", "sleep 300ms", "say More.", "hang"))
+	var stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = write, &stderr
+	require.NoError(t, cmd.Start())
+	require.NoError(t, write.Close())
+	awaitLine(t, bufio.NewReader(read), "Working.")
+	require.NoError(t, read.Close())
+	require.Equal(t, 130, code(t, cmd.Wait()), stderr.String())
+	require.Contains(t, stderr.String(), "standard output was closed")
+	require.False(t, testkit.Alive(p.pid("pid")), "Caisson returned when the tree was gone")
+}
+
+func TestExecGivesItsOwnInputAndOutputToTheCommand(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	p := newPlace(t)
+	cmd := p.command("exec", "--", "/bin/sh", "-c", "readlink /proc/self/fd/0; head -c 3; readlink /proc/self/fd/1")
+	in, err := os.Open(os.Args[0])
+	require.NoError(t, err)
+	defer in.Close()
+	cmd.Stdin = in
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	require.Contains(t, string(out), filepath.Base(os.Args[0])+"\n\x7fEL", "the file itself, not a copy of its bytes")
+	require.Contains(t, string(out), "pipe:[")
+}
+
+// A background job of a shell, and nohup, have signals ignored: they stay so.
+func TestAnIgnoredHangupStaysIgnored(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	p := newPlace(t)
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `trap "" HUP; exec "$@"`, "sh",
+		p.program, asCaisson, "exec", "--", "/bin/sh", "-c", "echo ready; read -r line; echo $line")
+	cmd.Env, cmd.Dir = p.env, p.workspace
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out := p.start(cmd)
+	awaitLine(t, out, "ready")
+	require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+	_, err = in.Write([]byte("alive\n"))
+	require.NoError(t, err)
+	awaitLine(t, out, "alive")
+	require.NoError(t, cmd.Wait())
+}
