@@ -243,9 +243,10 @@ func (o *object) access(a domain.Access) {
 // in braces.
 func rightName(r domain.Access) string { return strings.Trim(r.String(), "{}") }
 
-// AppendPlan appends the plan as one line of type "plan". Values of environment
-// variables are not in it: a plan is made to be shown.
-func AppendPlan(dst []byte, p domain.SandboxPlan) []byte {
+// AppendPlan appends the plan as one line of type "plan", with the notes that
+// its receipts would have of the agent. Values of environment variables are not
+// in it: a plan is made to be shown.
+func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 	start := len(dst)
 	o := object(append(dst, '{'))
 	o.str("type", "plan")
@@ -295,6 +296,7 @@ func AppendPlan(dst []byte, p domain.SandboxPlan) []byte {
 		o.str("", string(w))
 	}
 	o.close(']')
+	o.strs("agent", agent)
 	return endLine(o, start)
 }
 

@@ -310,11 +310,11 @@ func TestPlan(t *testing.T) {
 		WithLimits(domain.Limits{MemoryBytes: 1 << 30, Pids: 100, CPUs: 1.5, WallClock: time.Minute, Idle: time.Second}).
 		WithWaivers(domain.PropertyIPC, domain.PropertyUDP)
 	require.NoError(t, plan.Validate())
-	line := jsonl.AppendPlan(nil, plan)
+	line := jsonl.AppendPlan(nil, plan, []string{"inner sandbox off"})
 	require.NotContains(t, string(line), "hunter", "values of the environment are not shown")
 	golden(t, "plan", undigested(t, line, plan))
 	off := domain.Unconfined("--sandbox off")
-	golden(t, "plan_unconfined", undigested(t, jsonl.AppendPlan(nil, off), off))
+	golden(t, "plan_unconfined", undigested(t, jsonl.AppendPlan(nil, off, nil), off))
 }
 
 // undigested takes the digest out: how it is made is the domain's business.

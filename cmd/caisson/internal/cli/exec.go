@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"syscall"
 
@@ -11,7 +10,6 @@ import (
 
 	"github.com/caisson-run/caisson/application"
 	"github.com/caisson-run/caisson/domain"
-	"github.com/caisson-run/caisson/infrastructure/jsonl"
 	"github.com/caisson-run/caisson/ports"
 )
 
@@ -121,61 +119,4 @@ func (a *app) passOn() (<-chan ports.Signal, func()) {
 		}
 	}()
 	return out, func() { close(stopped); <-done }
-}
-
-func (a *app) planCommand() *cobra.Command {
-	var (
-		flags sessionFlags
-		out   output
-	)
-	cmd := &cobra.Command{
-		Use:   "plan --agent AGENT [flags]",
-		Short: "Show the plan that run would run under, and start nothing",
-		Long: `Show the sandbox plan that "caisson run" with the same flags would run under:
-every path with its access and the reason for it, the network, the environment,
-the limits, and what is waived. Nothing is started and nothing is made.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("plan takes flags alone, not %q", args[0])}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			request, err := flags.request(a)
-			if err != nil {
-				return usageError{err}
-			}
-			return a.plan(cmd.Context(), request, out.json)
-		},
-	}
-	flags.addTo(cmd)
-	out.add(cmd.Flags())
-	return cmd
-}
-
-// plan prints the plan of a request.
-func (a *app) plan(ctx context.Context, request application.OpenRequest, asJSON bool) (err error) {
-	caisson, err := a.compose(ctx)
-	if err != nil {
-		return failure{err}
-	}
-	defer func() {
-		if closed := caisson.Close(context.WithoutCancel(ctx)); closed != nil {
-			err = errors.Join(err, failure{closed})
-		}
-	}()
-	preview, err := caisson.Orchestrator.Plan(ctx, request)
-	if err != nil {
-		return failure{err}
-	}
-	plan := preview.Plan
-	if asJSON {
-		_, err = a.Stdout.Write(jsonl.AppendPlan(nil, plan))
-	} else {
-		_, err = fmt.Fprintf(a.Stdout, "%s\n  digest           %s\n", plan, plan.Digest())
-	}
-	if err != nil {
-		return failure{err}
-	}
-	return nil
 }
