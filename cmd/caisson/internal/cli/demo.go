@@ -205,6 +205,8 @@ func (d *demo) run(ctx context.Context, change func(*application.OpenRequest), s
 			got.tools = append(got.tools, r)
 		case domain.Final:
 			got.final = r
+		default:
+			// Shown, but not checked.
 		}
 		if err := d.give(e); err != nil {
 			return got, err
