@@ -107,7 +107,7 @@ func Module(opts ...Option) fx.Option {
 
 // sessions makes the factory; without an enforcer one for native turns.
 func (s settings) sessions(e ports.SandboxEnforcer, agents Agents) (ports.StructuredSessionFactory, error) {
-	opts := []session.Option{session.WithEnviron(s.lookup)}
+	opts := []session.Option{session.WithEnviron(s.lookup), session.WithGraces(s.graces)}
 	if e != nil {
 		opts = append(opts, session.WithSandboxEnforcer(e))
 	} else {

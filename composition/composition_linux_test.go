@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
+	"github.com/caisson-run/caisson/infrastructure/process"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/ports/portstest"
 	"github.com/caisson-run/caisson/tests/testkit"
@@ -210,6 +211,28 @@ func TestWithClock(t *testing.T) {
 	}
 }
 
+func TestWithGraces(t *testing.T) {
+	testkit.NoLeaks(t)
+	short := 20 * time.Millisecond
+	o := compose(t, append(base(t), composition.WithAllowNative(),
+		composition.WithGraces(process.Graces{Interrupt: short, Terminate: short}))...).Orchestrator
+	session, err := o.Open(t.Context(), application.OpenRequest{Agent: domain.AgentClaude, Workspace: t.TempDir()})
+	require.NoError(t, err)
+	turn, err := session.Send(t.Context(), fakecli.Script("trap", "say Working.", "hang"))
+	require.NoError(t, err)
+	var cancelled time.Time
+	for e, err := range turn.Events() {
+		require.NoError(t, err)
+		if _, ok := e.Reply.(domain.Text); ok {
+			cancelled = time.Now()
+			turn.Cancel(errors.New("enough"))
+		}
+	}
+	require.False(t, cancelled.IsZero())
+	require.Less(t, time.Since(cancelled), 4*time.Second, "the default is 5 s for an agent that ignores everything")
+	require.NoError(t, session.Close(t.Context()))
+}
+
 func TestABadOptionIsRefused(t *testing.T) {
 	for name, opt := range map[string]composition.Option{
 		"option":                   nil,
@@ -220,6 +243,7 @@ func TestABadOptionIsRefused(t *testing.T) {
 		"logger":                   composition.WithLogger(nil),
 		"environment":              composition.WithEnviron(nil),
 		"clock":                    composition.WithClock(nil),
+		"graces":                   composition.WithGraces(process.Graces{Drain: -1}),
 		"state directory":          composition.WithStateRoot("relative/dir"),
 		"WithAllowNative, not bot": composition.WithAllowNative(),
 	} {

@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
+	"github.com/caisson-run/caisson/infrastructure/process"
 	"github.com/caisson-run/caisson/infrastructure/records"
 	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/ports"
@@ -33,6 +34,7 @@ type settings struct {
 	logger    *slog.Logger
 	lookup    func(name string) (string, bool)
 	clock     func() time.Time
+	graces    process.Graces
 }
 
 func newSettings(opts []Option) (settings, error) {
@@ -149,6 +151,18 @@ func WithClock(now func() time.Time) Option {
 			return refuse("clock", "nil", "leave the option out")
 		}
 		s.clock = now
+		return nil
+	})
+}
+
+// WithGraces replaces the waits of the stop ladder and of the end of a turn. A
+// field that is zero keeps its default.
+func WithGraces(g process.Graces) Option {
+	return option(func(s *settings) error {
+		if min(g.Interrupt, g.Terminate, g.Result, g.Drain) < 0 {
+			return refuse("graces", "a negative time", "zero means the default")
+		}
+		s.graces = g
 		return nil
 	})
 }
