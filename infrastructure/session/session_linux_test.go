@@ -24,8 +24,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	fakecli.Host()
-	os.Exit(m.Run())
+	fakecli.Host() // where the fake cannot be built, the test binary is it
+	testkit.MainWithFake(m)
 }
 
 // place is where a session of a test lives.
@@ -47,10 +47,6 @@ func newPlace(tb testing.TB) place {
 
 // plan is a plan as an application computes it, with only what a test needs.
 func (p place) plan() domain.SandboxPlan {
-	exe, err := os.Executable()
-	if err != nil {
-		panic(err)
-	}
 	plan := domain.NewSandboxPlan("test").WithWaivers(
 		domain.PropertyUDP, domain.PropertyUnixSockets, domain.PropertyOtherSockets,
 		domain.PropertyOtherProcesses, domain.PropertyPrivileges, domain.PropertyIPC)
@@ -61,7 +57,7 @@ func (p place) plan() domain.SandboxPlan {
 		plan = plan.WithRules(domain.PathRule{Path: path, Access: domain.AccessReadWriteExec})
 	}
 	return plan.
-		WithRules(domain.PathRule{Path: "/dev/null", Access: domain.AccessReadWrite.ForFile()}, domain.PathRule{Path: exe, Access: domain.AccessReadExec}).
+		WithRules(domain.PathRule{Path: "/dev/null", Access: domain.AccessReadWrite.ForFile()}, domain.PathRule{Path: testkit.FakeProgram(), Access: domain.AccessReadExec}).
 		WithEnv(p.env()...)
 }
 
@@ -97,8 +93,7 @@ func factories(t *testing.T) map[string]struct {
 }
 
 func adapters(t testing.TB) map[domain.AgentKind]ports.AgentAdapter {
-	exe, err := os.Executable()
-	require.NoError(t, err)
+	exe := testkit.FakeProgram()
 	return map[domain.AgentKind]ports.AgentAdapter{
 		domain.AgentClaude: fakecli.NewAdapter(claude.New(), exe),
 		domain.AgentCodex:  fakecli.NewAdapter(codex.New(), exe),
