@@ -107,6 +107,7 @@ type hookedRecords struct {
 	dirs   error
 	save   error
 	remove error
+	onLoad func()
 	saves  []domain.SessionRecord
 }
 
@@ -141,6 +142,14 @@ func (h *hookedRecords) Save(ctx context.Context, r domain.SessionRecord) error 
 	h.saves = append(h.saves, r)
 	h.mu.Unlock()
 	return h.MemoryRecords.Save(ctx, r)
+}
+
+func (h *hookedRecords) Load(ctx context.Context, id domain.SessionID) (domain.SessionRecord, error) {
+	r, err := h.MemoryRecords.Load(ctx, id)
+	if h.onLoad != nil {
+		h.onLoad()
+	}
+	return r, err
 }
 
 func (h *hookedRecords) Remove(ctx context.Context, id domain.SessionID) error {
