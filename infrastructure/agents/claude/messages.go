@@ -36,7 +36,9 @@ func toolKind(name string) domain.ToolKind {
 }
 
 // assistant handles a line of the model's. Each holds one finished block of a
-// message as the CLI writes them today, but any number is read.
+// message as the CLI writes them today, but any number is read. A line that
+// reports an API failure holds the CLI's own words, from a model "<synthetic>";
+// they are text like the model's, as the result's are, which repeats them.
 func (p *parser) assistant(e *envelope) {
 	parent := e.parent.str()
 	if parent == "" {
@@ -46,9 +48,6 @@ func (p *parser) assistant(e *envelope) {
 	switch {
 	case !e.hasMessage || e.tooMany:
 		p.unknown(e)
-	case e.apiFailure.isTrue():
-		// The CLI's words, put into the model's mouth. The result repeats them.
-		p.notice(domain.NoticeWarning, p.output(e.content))
 	case e.content.isString():
 		p.text(e.content, parent)
 	default:

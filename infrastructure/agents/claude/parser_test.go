@@ -63,9 +63,9 @@ func TestBlocks(t *testing.T) {
 			require.Equal(t, domain.Raw{Type: typ, JSON: []byte(line)}, only[domain.Raw](t, events(t, line)))
 		}
 	})
-	t.Run("an API failure is the CLI's word, not the model's", func(t *testing.T) {
-		n := only[domain.Notice](t, events(t, `{"type":"assistant","error":"rate_limit","is_api_error_message":true,"message":{"content":[{"type":"text","text":"API Error"}]}}`))
-		require.Equal(t, domain.Notice{Class: domain.NoticeWarning, Message: "API Error"}, n)
+	t.Run("an API failure is text, too", func(t *testing.T) {
+		p := events(t, `{"type":"assistant","error":"rate_limit","is_api_error_message":true,"message":{"model":"<synthetic>","content":[{"type":"text","text":"API Error"}]}}`)
+		require.Equal(t, domain.Text{Text: "API Error"}, only[domain.Text](t, p))
 	})
 	t.Run("server tools", func(t *testing.T) {
 		p := events(t, assistant(`{"type":"server_tool_use","id":"s1","name":"web_search","input":{"query":"q"}},

@@ -51,9 +51,6 @@ func (o *oracle) read(line []byte) {
 	blocks, _ := message["content"].([]any)
 	switch event["type"] {
 	case "assistant":
-		if event["is_api_error_message"] == true {
-			return
-		}
 		for _, b := range blocks {
 			b, _ := b.(map[string]any)
 			switch b["type"] {

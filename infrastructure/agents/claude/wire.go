@@ -10,7 +10,6 @@ type envelope struct {
 	sessionID    value
 	parent       value // parent_tool_use_id
 	failure      value // error: a code, on an assistant line that reports an API failure
-	apiFailure   value // is_api_error_message
 	toolResult   toolResult
 	toolMeta     value   // tool_result_meta
 	hasMessage   bool    // and it is an object
@@ -83,8 +82,6 @@ func (r *reader) envelope(e *envelope) {
 			e.parent = r.value()
 		case "error":
 			e.failure = r.value()
-		case "is_api_error_message":
-			e.apiFailure = r.value()
 		case "tool_result_meta":
 			e.toolMeta = r.value()
 		case "tool_use_result":
