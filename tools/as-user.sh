@@ -8,7 +8,8 @@
 # The binary runs in a private copy of the package's directory, with a private
 # HOME and TMPDIR, since that user can neither read a checkout below /root nor
 # write anywhere. It has no agent CLIs there, so tests that want them are
-# skipped; they ran as root.
+# skipped; they ran as root. It is called in the root of the checkout, and every
+# test of the package must know the flag -fakehost of tests/testkit.
 set -euo pipefail
 
 if [ "$(id -u)" -ne 0 ]; then
@@ -29,10 +30,12 @@ chmod 755 "$home"
 mkdir "$home/home" "$home/tmp"
 cp -r "$package" "$home/package"
 cp "$binary" "$home/package/package.test"
+# That user may have no Go to build the fake agent with.
+go build -o "$home/fakehost" ./tests/fakehost
 chown -R 65534:65534 "$home"
 
 cd "$home/package"
 env -i PATH="$PATH" HOME="$home/home" TMPDIR="$home/tmp" LANG=C.UTF-8 USER=nobody \
 	CAISSON_REQUIRE_LANDLOCK="${CAISSON_REQUIRE_LANDLOCK:-}" \
 	setpriv --reuid=65534 --regid=65534 --clear-groups \
-	./package.test "$@"
+	./package.test -fakehost="$home/fakehost" "$@"
