@@ -154,7 +154,7 @@ func (e *TransitionError) Error() string {
 func (e *TransitionError) Is(target error) bool {
 	switch target {
 	case ErrTurnInProgress:
-		return e.From == SessionRunning && e.Step != "close"
+		return e.From == SessionRunning
 	case ErrClosed:
 		return e.From == SessionClosed
 	}

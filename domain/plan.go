@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"path"
 	"slices"
 	"strconv"
@@ -40,7 +41,7 @@ type PathRule struct {
 
 // String prints the rule as a plan shows it.
 func (r PathRule) String() string {
-	s := fmt.Sprintf("%-16s %s", r.Access, printable(r.Path))
+	s := fmt.Sprintf("%-16s %s", r.Access, word(r.Path))
 	if r.Presence == Optional {
 		s += " (optional)"
 	}
@@ -342,9 +343,15 @@ func (p SandboxPlan) Validate() error {
 			bad("environment variable", e.Name, "a value that is not literal", "set Literal")
 		}
 	}
-	if l := p.limits; l.CPUs < 0 || l.WallClock < 0 || l.Idle < 0 {
-		bad("limits", fmt.Sprintf("%+v", l), "negative", "zero means no limit")
+	limit := func(what string, value any, ok bool) {
+		if !ok {
+			bad("limit on "+what, fmt.Sprint(value), "not zero or a positive, finite number", "zero means no limit")
+		}
 	}
+	// Not CPUs < 0: a NaN must not pass as no limit.
+	limit("cpus", p.limits.CPUs, p.limits.CPUs >= 0 && !math.IsInf(p.limits.CPUs, 0))
+	limit("wall clock", p.limits.WallClock, p.limits.WallClock >= 0)
+	limit("idle time", p.limits.Idle, p.limits.Idle >= 0)
 	for _, w := range p.waivers {
 		if _, err := ParseProperty(string(w)); err != nil {
 			errs = append(errs, err)
@@ -421,7 +428,7 @@ func (p SandboxPlan) String() string {
 	if len(p.env) > 0 {
 		names := make([]string, 0, len(p.env))
 		for _, e := range p.env {
-			names = append(names, printable(e.Name))
+			names = append(names, word(e.Name))
 		}
 		fmt.Fprintf(&b, "  environment      %s\n", strings.Join(names, " "))
 	}
@@ -472,4 +479,13 @@ func printable(s string) string {
 		return s
 	}
 	return q
+}
+
+// word is printable for what stands among other words: quoted also when it is
+// empty or has a space, so that a path cannot imitate what follows it.
+func word(s string) string {
+	if s == "" || strings.Contains(s, " ") {
+		return strconv.Quote(s)
+	}
+	return printable(s)
 }

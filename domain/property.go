@@ -72,7 +72,7 @@ func joinProperties(ps []Property) string {
 		if i > 0 {
 			s += ", "
 		}
-		s += string(p)
+		s += word(string(p))
 	}
 	return s
 }
@@ -104,11 +104,17 @@ type PropertyStatus struct {
 // otherwise a *StrictnessError that names every property that is neither
 // enforced, nor waived, nor not requested. A property that the statuses do not
 // mention counts as unenforceable: an enforcer that says nothing enforces
-// nothing.
+// nothing. Of several statuses of one property one that is not enforced counts.
+// The zero plan gives [ErrNoSandbox].
 func CheckStrictness(plan SandboxPlan, statuses []PropertyStatus) error {
+	if plan.IsZero() {
+		return ErrNoSandbox
+	}
 	said := make(map[Property]PropertyStatus, len(statuses))
 	for _, s := range statuses {
-		said[s.Property] = s
+		if old, twice := said[s.Property]; !twice || old.State == StateEnforced {
+			said[s.Property] = s
+		}
 	}
 	var missing []PropertyStatus
 	for _, p := range Properties() {
@@ -121,6 +127,7 @@ func CheckStrictness(plan SandboxPlan, statuses []PropertyStatus) error {
 			if !ok {
 				s = PropertyStatus{Property: p, Detail: "the enforcer does not report it"}
 			}
+			s.Detail = orElse(s.Detail, "the enforcer does not say why")
 			s.State = StateUnenforceable
 			missing = append(missing, s)
 		}

@@ -72,8 +72,11 @@ func (r Receipt) String() string {
 	if r.Unconfined {
 		return "UNCONFINED: " + printable(r.Why)
 	}
+	if r.Enforcer == "" {
+		return "no receipt (zero value)"
+	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "confined by %s", r.Enforcer)
+	fmt.Fprintf(&b, "confined by %s", printable(r.Enforcer))
 	if r.ABI > 0 {
 		fmt.Fprintf(&b, " (ABI %d)", r.ABI)
 	}

@@ -1,6 +1,9 @@
 package domain
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // SessionState is where a session is in its life.
 type SessionState string
@@ -53,7 +56,7 @@ func NewAgentSession(id SessionID, kind AgentKind, workspace, planDigest string,
 func RestoreAgentSession(r SessionRecord) *AgentSession {
 	return &AgentSession{
 		id: r.ID, kind: r.Kind, workspace: r.Workspace, planDigest: r.PlanDigest,
-		conversationID: r.ConversationID, lineage: r.Lineage, state: SessionOpening,
+		conversationID: r.ConversationID, lineage: slices.Clone(r.Lineage), state: SessionOpening,
 		turns: r.Turns, lastSeq: r.LastSeq, total: r.Total, opened: r.Opened,
 	}
 }
@@ -62,7 +65,7 @@ func RestoreAgentSession(r SessionRecord) *AgentSession {
 func (s *AgentSession) Record() SessionRecord {
 	return SessionRecord{
 		ID: s.id, Kind: s.kind, Workspace: s.workspace, PlanDigest: s.planDigest,
-		ConversationID: s.conversationID, Lineage: append([]string(nil), s.lineage...),
+		ConversationID: s.conversationID, Lineage: slices.Clone(s.lineage),
 		Turns: s.turns, LastSeq: s.lastSeq, Total: s.total, Opened: s.opened,
 	}
 }
@@ -111,15 +114,17 @@ func (s *AgentSession) AbandonTurn() error {
 // FinishTurn ends the running turn. A session that was closed meanwhile stays
 // closed, but takes the usage.
 func (s *AgentSession) FinishTurn(f Final) error {
+	if s.state != SessionClosed {
+		if err := s.step("finish a turn", SessionReady, SessionRunning); err != nil {
+			return err
+		}
+	}
 	if f.TotalUsage != nil {
 		s.total = *f.TotalUsage
 	} else {
 		s.total = s.total.Add(f.Usage)
 	}
-	if s.state == SessionClosed {
-		return nil
-	}
-	return s.step("finish a turn", SessionReady, SessionRunning)
+	return nil
 }
 
 // NextSeq returns the sequence number of the session's next event.

@@ -1,0 +1,222 @@
+package domain_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+var sessionStates = []domain.SessionState{domain.SessionOpening, domain.SessionReady, domain.SessionRunning, domain.SessionClosed}
+
+var opened = time.Date(2026, 7, 1, 12, 0, 0, 1, time.UTC)
+
+// sessionIn returns a session in that state, with one turn behind it.
+func sessionIn(t *testing.T, state domain.SessionState) *domain.AgentSession {
+	t.Helper()
+	s := domain.RestoreAgentSession(domain.SessionRecord{ID: someID, Kind: domain.AgentClaude, Turns: 1, Total: domain.Usage{InputTokens: 1}})
+	switch state {
+	case domain.SessionReady:
+		require.NoError(t, s.Ready())
+	case domain.SessionRunning:
+		require.NoError(t, s.Ready())
+		_, err := s.StartTurn()
+		require.NoError(t, err)
+	case domain.SessionClosed:
+		s.Close()
+	}
+	require.Equal(t, state, s.State())
+	return s
+}
+
+func TestANewSession(t *testing.T) {
+	s := domain.NewAgentSession(someID, domain.AgentCodex, "/w", "digest", opened)
+	require.Equal(t, domain.SessionID(someID), s.ID())
+	require.Equal(t, domain.AgentCodex, s.Kind())
+	require.Equal(t, "/w", s.Workspace())
+	require.Equal(t, domain.SessionOpening, s.State())
+	require.Empty(t, s.ConversationID())
+	require.Zero(t, s.Turns())
+	require.Equal(t, domain.SessionRecord{ID: someID, Kind: domain.AgentCodex, Workspace: "/w", PlanDigest: "digest", Opened: opened}, s.Record())
+}
+
+// Every step in every state: where it leads, or how it is refused.
+func TestTransitions(t *testing.T) {
+	const opening, ready, running, closed = domain.SessionOpening, domain.SessionReady, domain.SessionRunning, domain.SessionClosed
+	steps := map[string]struct {
+		do   func(*domain.AgentSession) error
+		name string                                      // in the error
+		to   map[domain.SessionState]domain.SessionState // the legal ones
+	}{
+		"Ready": {(*domain.AgentSession).Ready, "become ready", map[domain.SessionState]domain.SessionState{opening: ready}},
+		"StartTurn": {func(s *domain.AgentSession) error {
+			before := s.Turns()
+			number, err := s.StartTurn()
+			if err != nil {
+				require.Zero(t, number)
+			} else {
+				require.Equal(t, before+1, number)
+			}
+			return err
+		}, "start a turn", map[domain.SessionState]domain.SessionState{ready: running}},
+		"AbandonTurn": {(*domain.AgentSession).AbandonTurn, "abandon a turn", map[domain.SessionState]domain.SessionState{running: ready}},
+		"FinishTurn": {
+			func(s *domain.AgentSession) error {
+				return s.FinishTurn(domain.Final{Usage: domain.Usage{InputTokens: 5}})
+			},
+			"finish a turn", map[domain.SessionState]domain.SessionState{running: ready, closed: closed},
+		},
+		"Close": {
+			func(s *domain.AgentSession) error { s.Close(); return nil }, "",
+			map[domain.SessionState]domain.SessionState{opening: closed, ready: closed, running: closed, closed: closed},
+		},
+	}
+	for name, step := range steps {
+		for _, from := range sessionStates {
+			t.Run(name+" while "+string(from), func(t *testing.T) {
+				s := sessionIn(t, from)
+				before := s.Record()
+				err := step.do(s)
+				if to, ok := step.to[from]; ok {
+					require.NoError(t, err)
+					require.Equal(t, to, s.State())
+					return
+				}
+				var refused *domain.TransitionError
+				require.ErrorAs(t, err, &refused)
+				require.Equal(t, domain.TransitionError{Session: someID, From: from, Step: step.name}, *refused)
+				require.EqualError(t, err, "session "+someID+": cannot "+step.name+" while "+string(from))
+				require.Equal(t, from == running, errors.Is(err, domain.ErrTurnInProgress))
+				require.Equal(t, from == closed, errors.Is(err, domain.ErrClosed))
+				require.Equal(t, from, s.State())
+				require.Equal(t, before, s.Record(), "a refused step changes nothing")
+			})
+		}
+	}
+}
+
+func TestTurnsAreNumberedFromOne(t *testing.T) {
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", "d", opened)
+	require.NoError(t, s.Ready())
+	for want := 1; want <= 3; want++ {
+		number, err := s.StartTurn()
+		require.NoError(t, err)
+		require.Equal(t, want, number)
+		require.NoError(t, s.AbandonTurn())
+		require.Equal(t, want-1, s.Turns())
+		number, err = s.StartTurn()
+		require.NoError(t, err)
+		require.Equal(t, want, number, "an abandoned turn leaves no gap")
+		require.NoError(t, s.FinishTurn(domain.Final{}))
+	}
+	require.Equal(t, 3, s.Turns())
+}
+
+func TestSequenceNumbersHaveNoGaps(t *testing.T) {
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", "d", opened)
+	want := uint64(0)
+	next := func() {
+		want++
+		require.Equal(t, want, s.NextSeq())
+		require.Equal(t, want, s.Record().LastSeq)
+	}
+	next()
+	require.NoError(t, s.Ready())
+	next()
+	_, err := s.StartTurn()
+	require.NoError(t, err)
+	next()
+	require.NoError(t, s.AbandonTurn())
+	next()
+	require.Error(t, s.Ready())
+	next()
+	s = domain.RestoreAgentSession(s.Record())
+	next()
+	s.Close()
+	next()
+	require.Equal(t, uint64(7), want)
+}
+
+func TestUsageOfASession(t *testing.T) {
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", "d", opened)
+	require.NoError(t, s.Ready())
+	turn := func(f domain.Final) {
+		_, err := s.StartTurn()
+		require.NoError(t, err)
+		require.NoError(t, s.FinishTurn(f))
+	}
+	turn(domain.Final{Usage: domain.Usage{InputTokens: 3, OutputTokens: 1}})
+	turn(domain.Final{Usage: domain.Usage{InputTokens: 4}})
+	require.Equal(t, domain.Usage{InputTokens: 7, OutputTokens: 1}, s.Record().Total, "added up")
+	total := domain.Usage{InputTokens: 50}
+	turn(domain.Final{Usage: domain.Usage{InputTokens: 43}, TotalUsage: &total})
+	total.InputTokens = 999
+	require.Equal(t, domain.Usage{InputTokens: 50}, s.Record().Total, "a cumulative report is the total, and is copied")
+
+	_, err := s.StartTurn()
+	require.NoError(t, err)
+	s.Close()
+	require.NoError(t, s.FinishTurn(domain.Final{Usage: domain.Usage{InputTokens: 2}}))
+	require.Equal(t, domain.SessionClosed, s.State(), "stays closed")
+	require.Equal(t, domain.Usage{InputTokens: 52}, s.Record().Total, "but the tokens are spent")
+}
+
+func TestLineage(t *testing.T) {
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", "d", opened)
+	for _, step := range []struct {
+		adopt, now string
+		lineage    []string
+	}{
+		{"", "", nil},
+		{"a", "a", nil},
+		{"a", "a", nil},
+		{"", "a", nil},
+		{"b", "b", []string{"a"}},
+		{"b", "b", []string{"a"}},
+		{"c", "c", []string{"a", "b"}},
+		{"a", "a", []string{"a", "b", "c"}}, // back again: oldest first, all kept
+	} {
+		s.AdoptConversation(step.adopt)
+		require.Equal(t, step.now, s.ConversationID())
+		require.Equal(t, step.lineage, s.Record().Lineage)
+	}
+}
+
+func TestARecordRestoresTheSession(t *testing.T) {
+	record := domain.SessionRecord{
+		ID: someID, Kind: domain.AgentCodex, Workspace: "/w", PlanDigest: "digest", ConversationID: "c",
+		Lineage: []string{"a", "b"}, Turns: 4, LastSeq: 17, Total: domain.Usage{InputTokens: 1, ReasoningTokens: 2}, Opened: opened,
+	}
+	s := domain.RestoreAgentSession(record)
+	require.Equal(t, record, s.Record())
+	require.Equal(t, domain.SessionOpening, s.State())
+	require.Equal(t, record, domain.RestoreAgentSession(s.Record()).Record())
+	require.NoError(t, s.Ready())
+	number, err := s.StartTurn()
+	require.NoError(t, err)
+	require.Equal(t, 5, number)
+	require.Equal(t, uint64(18), s.NextSeq())
+}
+
+func TestARecordSharesNothingWithItsSessions(t *testing.T) {
+	lineage := append(make([]string, 0, 8), "a", "b")
+	record := domain.SessionRecord{ID: someID, ConversationID: "c", Lineage: lineage}
+	one, two := domain.RestoreAgentSession(record), domain.RestoreAgentSession(record)
+	one.AdoptConversation("one")
+	one.AdoptConversation("one more")
+	two.AdoptConversation("two")
+	two.AdoptConversation("two more")
+	require.Equal(t, []string{"a", "b", "c", "one"}, one.Record().Lineage)
+	require.Equal(t, []string{"a", "b", "c", "two"}, two.Record().Lineage)
+	require.Empty(t, lineage[:3][2], "nothing was written behind the record's own")
+	lineage[0] = "changed"
+	require.Equal(t, "a", one.Record().Lineage[0])
+
+	given := one.Record()
+	given.Lineage[0] = "changed"
+	_ = append(given.Lineage[:1], "changed")
+	require.Equal(t, []string{"a", "b", "c", "one"}, one.Record().Lineage)
+}
