@@ -388,6 +388,65 @@ func TestResumeMustAgree(t *testing.T) {
 	})
 }
 
+// TestALinkPlantedBetweenTurnsIsRefused: what an agent puts in the place of a
+// granted path must not be granted to its next turn.
+func TestALinkPlantedBetweenTurnsIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		presence domain.Presence
+		plant    func(t *testing.T, path, secret string)
+	}{
+		"in the place of a directory": {domain.Required, func(t *testing.T, path, secret string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Symlink(secret, path))
+		}},
+		"where there was nothing": {domain.Optional, func(t *testing.T, path, secret string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Symlink(secret, path))
+		}},
+		"above it": {domain.Required, func(t *testing.T, path, secret string) {
+			require.NoError(t, os.Rename(filepath.Dir(path), filepath.Dir(path)+".away"))
+			mkdir(t, secret, filepath.Base(path))
+			require.NoError(t, os.Symlink(secret, filepath.Dir(path)))
+		}},
+		"as a loop": {domain.Required, func(t *testing.T, path, _ string) {
+			require.NoError(t, os.Remove(path))
+			require.NoError(t, os.Symlink(path, path))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			secret := mkdir(t, r.home, ".ssh")
+			path := mkdir(t, r.workspace, "out", "put")
+			req := r.request()
+			req.Policy.Rules = []domain.PathRule{{Path: path, Access: domain.AccessReadWrite, Presence: c.presence}}
+			if name == "where there was nothing" {
+				// An access that the workspace does not give, so that the rule stays.
+				req.Policy.Rules[0].Access |= domain.AccessIoctlDev
+				require.NoError(t, os.Remove(path))
+			}
+			s, err := r.Open(t.Context(), req)
+			require.NoError(t, err)
+			play(t, s, "say hello")
+			if name == "where there was nothing" {
+				mkdir(t, path)
+				play(t, s, "say it is no link")
+			}
+			c.plant(t, path, secret)
+			_, err = s.Send(t.Context(), "say no")
+			require.Error(t, err)
+			if name != "as a loop" {
+				var changed *domain.PlanChangedError
+				require.ErrorAs(t, err, &changed)
+				require.ErrorContains(t, err, secret)
+				require.NotEqual(t, changed.Was, changed.Is)
+			}
+			require.NoError(t, s.Close(t.Context()))
+			_, err = r.Open(t.Context(), application.OpenRequest{Resume: s.ID(), Policy: req.Policy})
+			require.Error(t, err, "nor by a resume")
+		})
+	}
+}
+
 func TestARecordSavedMeanwhileCounts(t *testing.T) {
 	r := newRig(t)
 	s := r.open(t)

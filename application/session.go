@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"sync"
 
@@ -61,7 +62,8 @@ func (s *Session) record() domain.SessionRecord {
 // to their end, left, or the session is closed; a second Send meanwhile gets
 // domain.ErrTurnInProgress, one after Close domain.ErrClosed. An empty prompt,
 // one of nothing but white space and one above MaxPrompt give a
-// *domain.InvalidError. After an error there is no process and no turn.
+// *domain.InvalidError; a plan whose paths lead elsewhere by now, a
+// *domain.PlanChangedError. After an error there is no process and no turn.
 func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	if strings.TrimSpace(prompt) == "" {
 		return nil, &domain.InvalidError{What: "prompt", Value: prompt, Reason: "empty", Remedy: "say what the agent is to do"}
@@ -79,7 +81,10 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 		return nil, err
 	}
 	start := s.o.now()
-	inner, err := s.structured.Send(ctx, ports.Prompt{Text: prompt})
+	var inner ports.Turn
+	if err = s.checkPlan(); err == nil {
+		inner, err = s.structured.Send(ctx, ports.Prompt{Text: prompt})
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch closed := s.agent.State() == domain.SessionClosed; {
@@ -93,6 +98,29 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	}
 	s.current = &Turn{session: s, inner: inner, ctx: ctx, number: number, start: start, rest: make(chan domain.Event, 1)}
 	return s.current, nil
+}
+
+// checkPlan refuses the turn if a path of the plan leads to another place than
+// when the session was opened: the agent may have put a symbolic link where it
+// can write, and the turn would be granted what the link leads to.
+func (s *Session) checkPlan() error {
+	for _, r := range s.plan.Rules() {
+		is, _, err := canonicalPath(r.Path)
+		if err != nil && !errors.Is(err, fs.ErrPermission) {
+			return &domain.InvalidError{What: "path rule", Value: r.Path, Reason: "cannot be resolved any more", Remedy: "look at what has become of it", Err: err}
+		}
+		if is != r.Path {
+			now, _ := s.plan.MapRules(func(o domain.PathRule) (domain.PathRule, error) {
+				if o.Path == r.Path {
+					o.Path = is
+				}
+				return o, nil
+			})
+			changed := &domain.PlanChangedError{Session: s.id, Was: s.plan.Digest(), Is: now.Digest(), Workspace: s.Workspace()}
+			return fmt.Errorf("%q of the plan leads to %q now: %w", r.Path, is, changed)
+		}
+	}
+	return nil
 }
 
 // SendBlocking runs one turn and returns its final. How the agent fared is in
