@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -84,7 +85,7 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 	c := &confinement{
 		abi: abi, line: line,
 		plan: noRuleset, group: noRuleset,
-		receipt: receiptOf(plan, e.kernel, granted),
+		receipt: func() domain.Receipt { return receiptOf(plan, e.kernel, slices.Clone(granted)) },
 	}
 	var err error
 	if c.plan, err = newRuleset(config(plan, abi), portRules(plan, abi)...); err != nil {
@@ -257,7 +258,7 @@ func (r ruleset) close() error {
 type confinement struct {
 	abi     int
 	line    domain.SpawnLine
-	receipt domain.Receipt
+	receipt func() domain.Receipt // made when it is asked for, off the way to the child
 
 	mu                       sync.Mutex
 	plan, group              ruleset
@@ -271,7 +272,7 @@ var (
 
 func (c *confinement) SpawnLine() domain.SpawnLine { return c.line }
 
-func (c *confinement) Receipt() domain.Receipt { return cloneReceipt(c.receipt) }
+func (c *confinement) Receipt() domain.Receipt { return c.receipt() }
 
 func (c *confinement) PrepareKillGroup() (bool, error) {
 	c.mu.Lock()

@@ -860,3 +860,13 @@ func BenchmarkPrepare(b *testing.B) {
 		}
 	}
 }
+
+// What one caller fills into a receipt is not seen by another.
+func TestReceiptsAreCopies(t *testing.T) {
+	testkit.RequireLandlock(t, 1)
+	c := prepare(t, New(), planOf(ro(tempDir(t))).WithConnectTCP(1))
+	want := c.Receipt()
+	r := c.Receipt()
+	r.Rules[0].Path, r.ConnectTCP[0], r.Layers[0], r.Properties[0].Mechanism, r.Open[0] = "x", 9, "x", "x", "x"
+	require.Equal(t, want, c.Receipt())
+}

@@ -2,7 +2,6 @@ package landlock
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/landlock-lsm/go-landlock/landlock"
 	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
@@ -236,16 +235,4 @@ func receiptOf(plan domain.SandboxPlan, k kernel, rules []domain.GrantedRule) do
 		Open:       openLimits(plan, k),
 		PlanDigest: plan.Digest(),
 	}
-}
-
-// cloneReceipt copies a receipt with its lists, so that what one caller fills
-// in is not seen by another.
-func cloneReceipt(r domain.Receipt) domain.Receipt {
-	r.Layers = slices.Clone(r.Layers)
-	r.Properties = slices.Clone(r.Properties)
-	r.Rules = slices.Clone(r.Rules)
-	r.ConnectTCP = slices.Clone(r.ConnectTCP)
-	r.BindTCP = slices.Clone(r.BindTCP)
-	r.Open = slices.Clone(r.Open)
-	return r
 }

@@ -203,11 +203,3 @@ func TestOpenLimitsFollowThePlan(t *testing.T) {
 	require.Len(t, openLimits(everything().WithConnectTCP(443), kernel{abi: 7}), len(few)+1)
 	require.Len(t, openLimits(everything(), kernel{abi: 7, widening: true}), len(few)+1)
 }
-
-func TestCopiesOfAReceiptShareNothing(t *testing.T) {
-	r := receiptOf(everything().WithConnectTCP(1).WithBindTCP(2), kernel{abi: 7}, []domain.GrantedRule{{Path: "/a"}})
-	c := cloneReceipt(r)
-	require.Equal(t, r, c)
-	c.Layers[0], c.Properties[0].Detail, c.Rules[0].Path, c.ConnectTCP[0], c.BindTCP[0], c.Open[0] = "x", "x", "x", 9, 9, "x"
-	require.Equal(t, receiptOf(everything().WithConnectTCP(1).WithBindTCP(2), kernel{abi: 7}, []domain.GrantedRule{{Path: "/a"}}), r)
-}

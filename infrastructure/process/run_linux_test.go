@@ -107,7 +107,7 @@ func TestStopLadder(t *testing.T) {
 			{"interrupt is enough", `trap 'exit 3' INT; echo up; while :; do sleep 0.01; done`, domain.ExitStatus{Known: true, Code: 3}, patient},
 			{"terminate is enough", `trap '' INT; trap 'exit 4' TERM; echo up; while :; do sleep 0.01; done`, domain.ExitStatus{Known: true, Code: 4}, Graces{Interrupt: 50 * time.Millisecond, Terminate: time.Minute}},
 			{"kill", `trap '' INT TERM; echo up; while :; do sleep 0.01; done`, domain.ExitStatus{Known: true, Code: -1, Signal: "SIGKILL", SignalNumber: 9}, quick},
-			{"stopped", `echo up; kill -STOP $$`, domain.ExitStatus{Known: true, Code: -1, Signal: "SIGKILL", SignalNumber: 9}, quick},
+			{"stopped", `while ! grep -q "^State:.T" /proc/$$/status; do sleep 0.01; done && echo up & kill -STOP $$`, domain.ExitStatus{Known: true, Code: -1, Signal: "SIGKILL", SignalNumber: 9}, quick},
 		} {
 			t.Run(name+"/"+tc.name, func(t *testing.T) {
 				testkit.NoLeaks(t)

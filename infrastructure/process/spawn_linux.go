@@ -57,6 +57,8 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		proc *os.Process
 		exit *exitWatch
 		errW error
+
+		receipt domain.Receipt
 	)
 	err = onThrowawayThread(func() error {
 		if keep != nil {
@@ -90,6 +92,7 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		if proc != nil {
 			exit, errW = watchExit(proc.Pid)
 		}
+		receipt = conf.Receipt()
 		errW = errors.Join(errW, conf.Close())
 	})
 	// From here on the thread is gone, or err says that it is not.
@@ -111,7 +114,6 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	if errW != nil {
 		return fail(&domain.SpawnError{Step: "watch", Argv0: line.Path, Err: errW})
 	}
-	receipt := conf.Receipt()
 	receipt.InheritedFDs = s.cfg.KeepInheritedFDs
 	receipt.Tree = domain.TreeWalk
 	if keep != nil {
