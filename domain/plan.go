@@ -37,6 +37,11 @@ type PathRule struct {
 	Access   Access
 	Presence Presence
 	Why      string // which preset or flag put it there
+	// Resolved says that Path had no symbolic link in it when the plan was made,
+	// so that what was reviewed is the place itself. An enforcer then refuses the
+	// turn if there is one by now, also for an optional rule: somebody put it
+	// there since.
+	Resolved bool
 }
 
 // String prints the rule as a plan shows it.
@@ -194,7 +199,7 @@ func (p SandboxPlan) Waivers() []Property { return slices.Clone(p.waivers) }
 
 // WithRules returns the plan with path rules added.
 func (p SandboxPlan) WithRules(rules ...PathRule) SandboxPlan {
-	p.rules = append(slices.Clip(slices.Clone(p.rules)), rules...)
+	p.rules = slices.Concat(p.rules, rules)
 	return p
 }
 
@@ -265,7 +270,7 @@ func (p SandboxPlan) WithWaivers(ps ...Property) SandboxPlan {
 }
 
 func union[T interface{ ~uint16 | ~string }](a, b []T) []T {
-	u := append(slices.Clip(slices.Clone(a)), b...)
+	u := slices.Concat(a, b)
 	slices.Sort(u)
 	return slices.Compact(u)
 }

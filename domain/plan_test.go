@@ -483,7 +483,7 @@ func TestPlanString(t *testing.T) {
   udp              deny
   unix sockets     allow
   environment      A "B C" "\x1b"
-  waived           "x\n\x1b"`,
+  waived           "a, udp", "x\n\x1b"`,
 		domain.NewSandboxPlan("x\n  read  /").WithRules(
 			domain.PathRule{Path: hostile, Access: domain.AccessRead, Why: "a\nb"},
 			domain.PathRule{},
@@ -493,7 +493,7 @@ func TestPlanString(t *testing.T) {
 			domain.PathRule{Path: `/a"b\`, Access: domain.AccessRead},
 		).WithUnixSockets(domain.UnixSocketsAllow).
 			WithEnv(domain.EnvRule{Name: "A"}, domain.EnvRule{Name: "B C"}, domain.EnvRule{Name: "\x1b"}).
-			WithWaivers("x\n\x1b").String())
+			WithWaivers("x\n\x1b", "a, udp").String())
 
 	require.Equal(t, "unconfined: asked for", domain.Unconfined("asked for").String())
 	require.Equal(t, `unconfined: "a\nplan b\x1b"`, domain.Unconfined("a\nplan b\x1b").String())
