@@ -31,7 +31,7 @@ func resolveRules(rules []domain.PathRule, made func(path string) bool) ([]domai
 				Remedy: "make it, or mark the rule as optional",
 			}
 		}
-		r.Path = canonical
+		r.Path, r.Resolved = canonical, true
 		resolved = append(resolved, r)
 	}
 	return withoutRedundant(resolved), nil

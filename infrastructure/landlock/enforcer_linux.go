@@ -64,7 +64,7 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 			return nil, e.failed("prepare", context.Cause(ctx))
 		}
 		g := domain.GrantedRule{Path: r.Path, Why: r.Why}
-		o, err := locate(r.Path)
+		o, err := locate(r)
 		switch {
 		case err == nil:
 			opened = append(opened, o)
@@ -128,12 +128,15 @@ var ownProc = "/proc/" + strconv.Itoa(os.Getpid())
 // locate resolves a path and opens what it leads to, by descriptor, so that
 // what is checked, what is granted and what the receipt names is one object,
 // whoever swaps links or renames directories meanwhile.
-func locate(path string) (object, error) {
-	o, err := openCanonical(path)
+func locate(r domain.PathRule) (object, error) {
+	o, err := openCanonical(r.Path)
 	if !errors.Is(err, errLink) {
 		return o, err
 	}
-	canonical, err := filepath.EvalSymlinks(path)
+	if r.Resolved {
+		return object{}, errSwapped
+	}
+	canonical, err := filepath.EvalSymlinks(r.Path)
 	if errors.Is(err, unix.EINVAL) { // readlink: it was a link, and is none any more
 		return object{}, errSwapped
 	}

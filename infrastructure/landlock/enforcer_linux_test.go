@@ -672,6 +672,7 @@ func TestRefusals(t *testing.T) {
 	dir := tempDir(t)
 	file := writeFile(t, dir+"/file", "")
 	require.NoError(t, os.Symlink("loop", dir+"/loop"))
+	require.NoError(t, os.Symlink("/usr", dir+"/link"))
 	for _, c := range []struct {
 		name   string
 		rule   domain.PathRule
@@ -681,6 +682,8 @@ func TestRefusals(t *testing.T) {
 		{"missing", ro(dir + "/missing"), os.ErrNotExist, "create it, mark the rule optional, or leave it out"},
 		{"missing, to be written", rw(dir + "/missing"), os.ErrNotExist, "create it, grant its directory, mark the rule optional, or leave it out"},
 		{"below a file", ro(file + "/below"), unix.ENOTDIR, "create it, mark the rule optional, or leave it out"},
+		{"a link in a resolved path", domain.PathRule{Path: dir + "/link/bin", Access: domain.AccessRead, Resolved: true}, errSwapped, "grant nothing below a directory that somebody else changes links in"},
+		{"a link in a resolved, optional path", domain.PathRule{Path: dir + "/link", Access: domain.AccessRead, Presence: domain.Optional, Resolved: true}, errSwapped, "grant nothing below a directory that somebody else changes links in"},
 		{"the orchestrator itself", domain.PathRule{Path: "/proc/self", Access: domain.AccessRead, Presence: domain.Optional}, errSelf, "grant /proc, or leave the rule out: the child's own directory does not exist yet"},
 		{"the orchestrator's files", domain.PathRule{Path: "/proc/thread-self/environ", Access: domain.AccessRead, Presence: domain.Optional}, errSelf, "grant /proc, or leave the rule out: the child's own directory does not exist yet"},
 	} {
@@ -810,7 +813,7 @@ func TestSwappedLinksNeverGrantTheSecret(t *testing.T) {
 			lost++
 		}
 		// As Prepare does it.
-		o, err := locate(path)
+		o, err := locate(domain.PathRule{Path: path})
 		if err != nil {
 			require.ErrorIs(t, err, errSwapped)
 			refused++

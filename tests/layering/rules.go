@@ -42,6 +42,7 @@ func Caisson() Rules {
 		Spawners: []Exception{
 			{From: "infrastructure/process", Why: "it is the spawner: everything that runs is started here, under its plan"},
 			{From: "infrastructure/fakecli", Why: "the fake agent is itself the confined child, and tests what becomes of the children that it starts"},
+			{From: "tests/testkit", Why: "it builds the fake agent for tests"},
 		},
 		// The seccomp loader is to be the one entry (DESIGN: the program is
 		// handed to the kernel by address).
