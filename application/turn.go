@@ -92,6 +92,7 @@ func (t *Turn) Events() iter.Seq2[domain.Event, error] {
 				continue
 			case domain.ConversationStarted:
 				t.learn(e.ConversationID)
+			default: // passed on as it is
 			}
 			if !yield(t.session.stamp(t.number, reply), nil) {
 				return

@@ -175,7 +175,7 @@ func inheritableFDs() []int {
 	limit := uint64(1 << 16)
 	var r syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r) == nil {
-		limit = min(limit, uint64(r.Cur))
+		limit = min(limit, uint64(r.Cur)) //nolint:unconvert // signed on FreeBSD
 	}
 	var fds []int
 	for fd := range int(limit) {

@@ -146,6 +146,7 @@ func (r *reading) event(e domain.ReplyEvent) {
 	case domain.ToolResult:
 		delete(r.open, e.ID)
 		r.turn.run.ToolsInFlight(len(r.open))
+	default: // passed on as it is
 	}
 	r.give(e)
 }

@@ -370,6 +370,6 @@ func TestUsageOfResumedTurns(t *testing.T) {
 	require.Equal(t, one, b.claim.Usage)
 	require.Equal(t, one.Add(one), *b.claim.TotalUsage)
 	require.Contains(t, b.events, domain.UsageReport{Usage: one})
-	require.Equal(t, first.turn().ConversationID, "")
+	require.Empty(t, first.turn().ConversationID)
 	require.Equal(t, a.claim.ConversationID, b.claim.ConversationID)
 }
