@@ -51,7 +51,6 @@ func buildCaisson(t *testing.T) string {
 	if _, err := os.Stat(filepath.Join(root, "go.mod")); err != nil {
 		t.Skip("root has run this: a copy of the package alone, such as tools/as-user.sh makes, has neither the program's source nor the recordings")
 	}
-	// A confined child of another user's must be able to reach it.
 	program := filepath.Join(t.TempDir(), "caisson")
 	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", program, "./cmd/caisson")
 	build.Dir = root
