@@ -103,9 +103,7 @@ func (s *Spawner) Run(ctx context.Context, line domain.SpawnLine, std ports.Stdi
 		std.Started(c.receipt)
 	}
 	if err := c.resume(); err != nil {
-		_ = c.proc.Kill()
-		c.status()
-		return ports.CommandResult{}, errors.Join(err, c.release())
+		return ports.CommandResult{}, errors.Join(err, c.destroy())
 	}
 	err = closeOurs()
 	for _, run := range copies {

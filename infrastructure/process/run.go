@@ -175,7 +175,7 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 	}
 	r.started = time.Now()
 	if err := r.child.resume(); err != nil {
-		return nil, errors.Join(err, r.child.kill(), r.child.release())
+		return nil, errors.Join(err, r.child.destroy())
 	}
 
 	if stdinPipe != nil {
@@ -440,6 +440,13 @@ func (c *child) kill() error {
 	// may be gone: the child itself is known.
 	_ = c.proc.Kill()
 	return err
+}
+
+// destroy ends a child that nobody will get, with its tree, and reaps it.
+func (c *child) destroy() error {
+	err := errors.Join(c.kill(), c.awaitExit())
+	c.status()
+	return errors.Join(err, c.release())
 }
 
 // release frees what the child holds in the orchestrator.

@@ -3,8 +3,10 @@ package process
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
+	"syscall"
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports"
@@ -98,6 +100,8 @@ func (s *Spawner) startNative(line domain.SpawnLine, files stdio, mark, why stri
 func startError(line domain.SpawnLine, err error) error {
 	e := &domain.SpawnError{Step: "start", Argv0: line.Path, Err: err}
 	switch {
+	case errors.Is(err, syscall.EPERM) && line.Sandbox.IsConfined():
+		e.Remedy = "ptrace, by which a child is born stopped, may be denied: by a container's seccomp filter, or by kernel.yama.ptrace_scope=3"
 	case os.IsNotExist(err):
 		e.Remedy = "the program, its interpreter or the working directory does not exist: check " + fmt.Sprintf("%q", line.Dir)
 	case os.IsPermission(err):
