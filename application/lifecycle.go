@@ -29,6 +29,7 @@ type launch struct {
 	path       []string
 	workspace  string
 	record     domain.SessionRecord // of the session to resume
+	unlock     func() error
 	session    *domain.AgentSession
 	worktree   []domain.PathRule
 	dirs       ports.SessionDirs
@@ -49,7 +50,7 @@ func (l *launch) run(ctx context.Context) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{
-		o: l.o, structured: l.structured, agent: l.session, plan: l.plan,
+		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, unlock: l.unlock,
 		id: l.session.ID(), fresh: l.req.Resume == "",
 	}
 	return s, l.o.register(s)
@@ -216,7 +217,8 @@ func (o *Orchestrator) path() []string {
 	return absoluteEntries(path)
 }
 
-// resolveConversation is step 4. From here on nobody else has the session open.
+// resolveConversation is step 4. From here on nobody else has the session open,
+// in this process or in another one.
 func (l *launch) resolveConversation(ctx context.Context) error {
 	if l.req.Resume != "" {
 		mismatch := func(what, is, was string) error {
@@ -242,16 +244,21 @@ func (l *launch) resolveConversation(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := l.o.claim(id); err != nil {
+	if l.req.Resume == "" {
+		// Before the steps that make something: one that fails may have made a
+		// part of it.
+		l.undo.push(func(ctx context.Context) error { return l.o.records.Remove(ctx, id) })
+	}
+	var err error
+	if l.unlock, err = l.o.records.Lock(ctx, id); err != nil {
 		return err
 	}
-	l.undo.push(func(context.Context) error { l.o.release(id); return nil })
+	l.undo.push(func(context.Context) error { return l.unlock() })
 	if l.req.Resume == "" {
 		l.record.ID = id
 		return nil
 	}
 	// Whoever had the session open until now has saved it since step 1.
-	var err error
 	l.record, err = l.o.records.Load(ctx, id)
 	return err
 }
@@ -265,10 +272,6 @@ func (l *launch) makeDirs(ctx context.Context) (err error) {
 		}
 		l.dirs, err = l.o.records.Paths(id)
 		return err
-	}
-	if l.req.Resume == "" {
-		// Before the step: one that fails may have made some of them.
-		l.undo.push(func(ctx context.Context) error { return l.o.records.Remove(ctx, l.record.ID) })
 	}
 	l.dirs, err = l.o.records.Dirs(ctx, l.record.ID)
 	return err

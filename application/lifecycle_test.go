@@ -76,8 +76,10 @@ func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 	adapter.EXPECT().Kind().Return(domain.AgentKind("mock")).AnyTimes()
 	records.EXPECT().Root().Return(root).AnyTimes()
 
+	unlocked := 0
 	gomock.InOrder(
 		adapter.EXPECT().Resolve("hint", gomock.Any()).Return(install, nil),
+		records.EXPECT().Lock(gomock.Any(), gomock.Any()).Return(func() error { unlocked++; return nil }, nil),
 		records.EXPECT().Dirs(gomock.Any(), gomock.Any()).Return(dirs, nil),
 		adapter.EXPECT().Needs(install, dirs, gomock.Any()).Return(fragment, nil),
 		factory.EXPECT().Start(gomock.Any(), gomock.Any(), gomock.Any()).DoAndReturn(
@@ -100,7 +102,10 @@ func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 		}),
 		// Closing it unused takes it all back.
 		inner.EXPECT().Close(gomock.Any()),
-		records.EXPECT().Remove(gomock.Any(), gomock.Any()),
+		records.EXPECT().Remove(gomock.Any(), gomock.Any()).DoAndReturn(func(context.Context, domain.SessionID) error {
+			require.Zero(t, unlocked)
+			return nil
+		}),
 	)
 	o, err := application.New(application.Config{
 		Agents: []ports.AgentAdapter{adapter}, Sessions: factory, Commands: &fakeRunner{}, Records: records,
@@ -114,6 +119,36 @@ func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 	require.True(t, domain.IsUUID(string(s.ID())))
 	require.Equal(t, byte('7'), s.ID()[14], "version 7")
 	require.NoError(t, s.Close(t.Context()))
+	require.Equal(t, 1, unlocked)
+}
+
+// TestWhatAnotherProcessHasOpenIsRefused: the records are what processes share.
+func TestWhatAnotherProcessHasOpenIsRefused(t *testing.T) {
+	r := newRig(t)
+	s := r.open(t)
+	play(t, s, "say hello")
+	_, err := r.records.Lock(t.Context(), s.ID())
+	require.ErrorIs(t, err, domain.ErrBusy, "an open session is locked")
+	require.NoError(t, s.Close(t.Context()))
+
+	unlock, err := r.records.Lock(t.Context(), s.ID())
+	require.NoError(t, err, "a closed one is not")
+	_, err = r.Open(t.Context(), application.OpenRequest{Resume: s.ID()})
+	var busy *domain.BusyError
+	require.ErrorAs(t, err, &busy)
+	require.Equal(t, s.ID(), busy.Session)
+	_, err = r.records.Load(t.Context(), s.ID())
+	require.NoError(t, err, "the refusal takes nothing from the one that has it open")
+	_, err = r.Plan(t.Context(), application.OpenRequest{Resume: s.ID()})
+	require.NoError(t, err, "a look is free")
+
+	require.NoError(t, unlock())
+	r.records.set(&r.records.dirs, errors.New("broken"))
+	_, err = r.Open(t.Context(), application.OpenRequest{Resume: s.ID()})
+	require.ErrorContains(t, err, "broken")
+	r.records.set(&r.records.dirs, nil)
+	again := r.resume(t, s.ID())
+	require.NoError(t, again.Close(t.Context()), "a failed attempt does not keep it")
 }
 
 // TestAFailedOpenLeavesNothing fails each step in turn.
@@ -324,8 +359,7 @@ func TestResumeMustAgree(t *testing.T) {
 	require.ErrorContains(t, err, "there is nothing to go on with", "it has had no turn yet")
 	play(t, s, "say hello")
 	_, err = r.Open(t.Context(), application.OpenRequest{Resume: id, Policy: req.Policy})
-	require.ErrorAs(t, err, &invalid)
-	require.ErrorContains(t, err, "open already")
+	require.ErrorIs(t, err, domain.ErrBusy)
 	require.NoError(t, s.Close(t.Context()))
 
 	for name, c := range map[string]struct {

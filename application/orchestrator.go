@@ -53,7 +53,6 @@ type Orchestrator struct {
 	forget     bool
 
 	mu       sync.Mutex
-	claimed  map[domain.SessionID]bool // opening or open
 	sessions map[domain.SessionID]*Session
 	closed   bool
 }
@@ -73,7 +72,7 @@ func New(cfg Config) (*Orchestrator, error) {
 		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
 		factory: cfg.Sessions, commands: cfg.Commands, records: cfg.Records, host: cfg.Host,
 		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget,
-		claimed: map[domain.SessionID]bool{}, sessions: map[domain.SessionID]*Session{},
+		sessions: map[domain.SessionID]*Session{},
 	}
 	for _, a := range cfg.Agents {
 		if a == nil || a.Kind() == "" {
@@ -138,9 +137,9 @@ func (o *Orchestrator) adapter(kind domain.AgentKind) (ports.AgentAdapter, error
 // Open opens a session: a new one, or an earlier one to go on with. No process
 // runs until the first turn. After an error nothing is left of the attempt.
 //
-// Beside the typed errors of the domain: a session that is open already, in
-// this orchestrator, is refused with a *domain.InvalidError, because two ends of
-// one conversation would fork it; after Close there is domain.ErrClosed.
+// A session that is open already, in this process or in another one, is refused
+// with a *domain.BusyError, because two ends of one conversation would fork it.
+// After Close there is domain.ErrClosed.
 func (o *Orchestrator) Open(ctx context.Context, req OpenRequest) (*Session, error) {
 	if err := o.check(ctx); err != nil {
 		return nil, err
@@ -213,20 +212,6 @@ func (o *Orchestrator) check(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// claim makes the caller the only one to have the session open.
-func (o *Orchestrator) claim(id domain.SessionID) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.claimed[id] {
-		return &domain.InvalidError{
-			What: "session", Value: string(id), Reason: "open already, and a conversation has one end",
-			Remedy: "close it before resuming it",
-		}
-	}
-	o.claimed[id] = true
-	return nil
-}
-
 // register makes an open session known, so that Close finds it.
 func (o *Orchestrator) register(s *Session) error {
 	o.mu.Lock()
@@ -238,11 +223,10 @@ func (o *Orchestrator) register(s *Session) error {
 	return nil
 }
 
-// release takes back claim and register.
+// release takes back register.
 func (o *Orchestrator) release(id domain.SessionID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	delete(o.claimed, id)
 	delete(o.sessions, id)
 }
 

@@ -21,6 +21,7 @@ type Session struct {
 	o          *Orchestrator
 	structured ports.StructuredSession
 	plan       domain.SandboxPlan
+	unlock     func() error
 	id         domain.SessionID
 	fresh      bool // opened as a new session
 
@@ -195,7 +196,7 @@ func (s *Session) settleIfLast(ctx context.Context) error {
 	}
 	s.settled = true
 	s.o.release(s.id)
-	return nil
+	return s.unlock()
 }
 
 // save writes the record as it is now.

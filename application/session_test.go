@@ -394,7 +394,7 @@ func TestCloseDuringATurn(t *testing.T) {
 			require.NoError(t, s.Close(t.Context()))
 			if e.Reply.EventType() == "text" {
 				_, err = r.Open(t.Context(), application.OpenRequest{Resume: s.ID()})
-				require.ErrorContains(t, err, "open already", "its end is not recorded yet")
+				require.ErrorIs(t, err, domain.ErrBusy, "its end is not recorded yet")
 			}
 		}
 		checkTurn(t, events)
@@ -438,7 +438,7 @@ func TestCloseDuringATurn(t *testing.T) {
 		defer cancel()
 		require.ErrorIs(t, s.Close(ctx), context.DeadlineExceeded)
 		_, err = r.Open(t.Context(), application.OpenRequest{Resume: s.ID()})
-		require.ErrorContains(t, err, "open already", "its process may still run")
+		require.ErrorIs(t, err, domain.ErrBusy, "its process may still run")
 		close(release)
 		require.NoError(t, s.Close(t.Context()))
 	})

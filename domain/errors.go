@@ -18,6 +18,8 @@ var (
 	ErrTurnInProgress = errors.New("a turn is in progress")
 	// ErrClosed: the session or orchestrator is closed.
 	ErrClosed = errors.New("closed")
+	// ErrBusy: somebody else has the session open.
+	ErrBusy = errors.New("in use")
 	// ErrEventsConsumed: Events was called a second time.
 	ErrEventsConsumed = errors.New("the events of a turn can be read once")
 )
@@ -138,6 +140,19 @@ type PlanChangedError struct {
 func (e *PlanChangedError) Error() string {
 	return fmt.Sprintf("session %s was opened under another sandbox plan (digest %.12s, now %.12s): resume it with the same policy and flags, or open a new session", e.Session, e.Was, e.Is)
 }
+
+// BusyError refuses to open a session that somebody else has open: two ends of
+// one conversation would fork it. It matches [ErrBusy].
+type BusyError struct {
+	Session SessionID
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("session %s is in use, in this process or in another one: wait for its turn to end, or open a new session", e.Session)
+}
+
+// Is makes it match its sentinel.
+func (e *BusyError) Is(target error) bool { return target == ErrBusy }
 
 // TransitionError is a step that a session's state does not allow.
 type TransitionError struct {

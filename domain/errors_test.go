@@ -89,6 +89,8 @@ func TestErrorTexts(t *testing.T) {
 		{&domain.PlanChangedError{Session: someID, Was: strings.Repeat("a", 64), Is: strings.Repeat("b", 64), Workspace: "/w"},
 			"session " + someID + " was opened under another sandbox plan (digest aaaaaaaaaaaa, now bbbbbbbbbbbb): resume it with the same policy and flags, or open a new session"},
 
+		{&domain.BusyError{Session: someID}, "session " + someID + " is in use, in this process or in another one: wait for its turn to end, or open a new session"},
+
 		{&domain.TransitionError{Session: someID, From: domain.SessionRunning, Step: "start a turn"}, "session " + someID + ": cannot start a turn while running"},
 
 		{&domain.TimeoutError{Idle: true, Limit: 90 * time.Second}, "no output for 1m30s (idle limit)"},
@@ -128,9 +130,15 @@ func TestTransitionErrorMatchesTheSentinelOfItsState(t *testing.T) {
 	}
 }
 
+func TestBusyErrorMatchesItsSentinel(t *testing.T) {
+	err := fmt.Errorf("open: %w", &domain.BusyError{Session: someID})
+	require.ErrorIs(t, err, domain.ErrBusy)
+	require.NotErrorIs(t, err, domain.ErrTurnInProgress)
+}
+
 func TestSentinelsSayWhatToDo(t *testing.T) {
 	require.Contains(t, domain.ErrNoSandbox.Error(), "domain.Unconfined")
-	sentinels := []error{domain.ErrNoSandbox, domain.ErrNoEnforcer, domain.ErrTurnInProgress, domain.ErrClosed, domain.ErrEventsConsumed}
+	sentinels := []error{domain.ErrNoSandbox, domain.ErrNoEnforcer, domain.ErrTurnInProgress, domain.ErrClosed, domain.ErrBusy, domain.ErrEventsConsumed}
 	for i, a := range sentinels {
 		require.NotEmpty(t, a.Error())
 		for j, b := range sentinels {

@@ -15,6 +15,13 @@ type SessionRecords interface {
 	// Dirs makes the private directories of a session where they are missing
 	// and returns them. They are readable by the user alone.
 	Dirs(ctx context.Context, id domain.SessionID) (SessionDirs, error)
+	// Lock makes the caller the only one to have the session open, among all
+	// processes, until unlock is called or the process ends, however it ends. If
+	// somebody has it open, in this process or in another one, there is a
+	// *domain.BusyError at once: Lock does not wait. It may make the session's
+	// place, and no record. The other methods do not ask for the lock, and Remove
+	// ends it. Unlocking twice is no error, and neither is it after Remove.
+	Lock(ctx context.Context, id domain.SessionID) (unlock func() error, err error)
 	// Save stores a record whole, or leaves the earlier one whole.
 	Save(ctx context.Context, r domain.SessionRecord) error
 	// Load returns a record; an unknown session gives a *domain.InvalidError.

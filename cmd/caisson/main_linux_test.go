@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -150,6 +152,33 @@ func TestASecondInterruptKills(t *testing.T) {
 	require.Equal(t, 130, code(t, cmd.Wait()))
 	require.Less(t, time.Since(start), 4*time.Second, "the graces, 5 s together, are not waited for")
 	require.Eventually(t, func() bool { return !testkit.Alive(daemon) }, 5*time.Second, 10*time.Millisecond, "the keeper ends the rest")
+}
+
+// Two processes that run turns of one session would fork its conversation.
+func TestASessionIsRunByOneProcessAtATime(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	p := newPlace(t)
+	run := func(args ...string) []string {
+		return append([]string{"run", "--agent", "claude", "--agent-bin", p.fakeClaude(), "--rox", p.program, "--output", "json"}, args...)
+	}
+	// Both need the same plan, and thus the same program.
+	first := run(fakecli.Script("say Working.", "hang"))
+	cmd := p.command(first...)
+	out := p.start(cmd)
+	line, err := out.ReadString('\n')
+	require.NoError(t, err)
+	id := regexp.MustCompile(`"session":"([0-9a-f-]{36})"`).FindStringSubmatch(line)[1]
+	awaitLine(t, out, "Working.")
+
+	second := append(slices.Clone(first[:len(first)-1]), "--resume", id, "say hello")
+	refused, err := p.command(second...).CombinedOutput()
+	require.Equal(t, 4, code(t, err), "%s", refused)
+	require.Contains(t, string(refused), "session "+id+" is in use")
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+
+	resumed, err := p.command(second...).CombinedOutput()
+	require.Equal(t, 0, code(t, err), "%s", resumed)
 }
 
 func TestAPipeThatIsClosedEndsTheTurn(t *testing.T) {

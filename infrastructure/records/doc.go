@@ -2,6 +2,7 @@
 // sessions in the file system, as ports.SessionRecords:
 //
 //	<root>/sessions/<session id>/
+//	    lock          locked by whoever has the session open
 //	    record.json   what a later resume needs
 //	    agent/        the agent's own state and configuration
 //	    home/         its $HOME
@@ -14,5 +15,8 @@
 // link leads out of the root, and what stands where a directory or the record
 // should be, but is something else or somebody else's, is an error.
 //
-// It may import domain, ports, the standard library and a JSON library.
+// The lock is flock(2), or LockFileEx on Windows: the system frees it when its
+// holder's process ends. On a file system without it no session can be opened.
+//
+// It may import domain, ports, the standard library, x/sys and a JSON library.
 package records

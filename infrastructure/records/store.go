@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports"
@@ -17,14 +18,16 @@ import (
 const (
 	sessionsDir = "sessions"
 	recordFile  = "record.json"
+	lockFile    = "lock"
 	// maxRecord bounds what is read. A record is some hundred bytes, and a
 	// lineage grows by 40 bytes per change of the conversation.
 	maxRecord = 1 << 20
 )
 
-// Store is a ports.SessionRecords in the file system. It holds no descriptor
-// between calls, so there is nothing to close. It is safe for concurrent use,
-// also by several processes: a record is replaced whole, by rename.
+// Store is a ports.SessionRecords in the file system. Between calls it holds no
+// descriptor but those of the locks, so there is nothing to close. It is safe
+// for concurrent use, also by several processes: a record is replaced whole, by
+// rename.
 type Store struct {
 	root string
 }
@@ -112,6 +115,77 @@ func (s *Store) Dirs(ctx context.Context, id domain.SessionID) (ports.SessionDir
 	return dirs, nil
 }
 
+// Lock implements ports.SessionRecords.
+func (s *Store) Lock(ctx context.Context, id domain.SessionID) (func() error, error) {
+	if _, err := domain.ParseSessionID(string(id)); err != nil {
+		return nil, err
+	}
+	// Whoever had the session open may remove it meanwhile; then there is another
+	// file to lock, unless the next one has been faster again and again.
+	for range 100 {
+		f, err := s.openLock(ctx, id)
+		if errors.Is(err, fs.ErrNotExist) && s.exists() {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("lock session %s: %w", id, err)
+		}
+		err = tryLock(f)
+		if errors.Is(err, errLocked) {
+			return nil, errors.Join(&domain.BusyError{Session: id}, f.Close())
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("lock session %s: %w", id, err), f.Close())
+		}
+		if s.isLock(ctx, id, f) {
+			// A child that is just being started shares the lock until it executes
+			// its program, so closing the file alone would not free it at once.
+			return sync.OnceValue(func() error { return errors.Join(releaseLock(f), f.Close()) }), nil
+		}
+		if err := f.Close(); err != nil {
+			return nil, fmt.Errorf("lock session %s: %w", id, err)
+		}
+	}
+	return nil, &domain.BusyError{Session: id}
+}
+
+// exists reports whether the root is there.
+func (s *Store) exists() bool {
+	_, err := os.Lstat(s.root)
+	return err == nil
+}
+
+// openLock opens the session's lock file, and makes it if it is missing.
+func (s *Store) openLock(ctx context.Context, id domain.SessionID) (*os.File, error) {
+	session, err := s.openSession(ctx, id, true)
+	if err != nil {
+		return nil, err
+	}
+	defer session.Close()
+	if info, err := session.Lstat(lockFile); err == nil && !info.Mode().IsRegular() {
+		return nil, &domain.InvalidError{
+			What: "file", Value: filepath.Join(session.Name(), lockFile),
+			Reason: "not a regular file but " + info.Mode().Type().String(), Remedy: "look at what it is, and remove it",
+		}
+	}
+	return session.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
+}
+
+// isLock reports whether the open file is the session's lock file.
+func (s *Store) isLock(ctx context.Context, id domain.SessionID, f *os.File) bool {
+	session, err := s.openSession(ctx, id, false)
+	if err != nil {
+		return false
+	}
+	defer session.Close()
+	is, err := session.Lstat(lockFile)
+	if err != nil {
+		return false
+	}
+	opened, err := f.Stat()
+	return err == nil && os.SameFile(is, opened)
+}
+
 // Save implements ports.SessionRecords.
 func (s *Store) Save(ctx context.Context, r domain.SessionRecord) error {
 	if _, err := domain.ParseSessionID(string(r.ID)); err != nil {
@@ -179,8 +253,43 @@ func (s *Store) Remove(ctx context.Context, id domain.SessionID) error {
 		return err
 	}
 	defer sessions.Close()
-	if err := removeTree(sessions, string(id)); err != nil {
+	if err := removeSession(sessions, string(id)); err != nil {
 		return fmt.Errorf("remove session %s: %w", id, err)
+	}
+	return nil
+}
+
+// removeSession removes a session's directory, the lock last: from then on
+// somebody else may lock the session and begin it anew, and what that one makes
+// is not touched.
+func removeSession(sessions *os.Root, id string) error {
+	if info, err := sessions.Lstat(id); err != nil || !info.IsDir() {
+		return removeTree(sessions, id)
+	}
+	session, err := sessions.OpenRoot(id)
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	entries, err := fs.ReadDir(session.FS(), ".")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if e.Name() != lockFile {
+			errs = append(errs, removeTree(session, e.Name()))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := removeTree(session, lockFile); err != nil {
+		return err
+	}
+	// A directory that is not empty is fs.ErrExist.
+	if err := sessions.Remove(id); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

@@ -1,7 +1,13 @@
 package records
 
 import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -38,13 +44,124 @@ func TestNothingIsLeftOpenAndNoTemporaryFileStays(t *testing.T) {
 	}
 	_, err = s.Load(t.Context(), id)
 	require.NoError(t, err)
+	for range 3 {
+		unlock, err := s.Lock(t.Context(), id)
+		require.NoError(t, err)
+		_, err = s.Lock(t.Context(), id)
+		require.ErrorIs(t, err, domain.ErrBusy)
+		require.NoError(t, unlock())
+	}
 	entries, err := os.ReadDir(filepath.Dir(dirs.State))
 	require.NoError(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	require.Equal(t, []string{"agent", "home", "record.json", "spool", "tmp"}, names)
+	require.Equal(t, []string{"agent", "home", "lock", "record.json", "spool", "tmp"}, names)
+}
+
+// hold makes this test binary a process that has a session open.
+const hold = "__hold"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == hold {
+		os.Exit(holder(os.Args[2]))
+	}
+	os.Exit(m.Run())
+}
+
+// holder locks the session, says so, and holds it until its input ends.
+func holder(root string) int {
+	s, err := New(root)
+	if err == nil {
+		_, err = s.Lock(context.Background(), id)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Fprintln(os.Stdout, "locked")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return 0
+}
+
+func TestAnotherProcessIsLockedOutUntilTheFirstIsGone(t *testing.T) {
+	for name, end := range map[string]func(*os.Process, io.Closer) error{
+		"it ends":      func(_ *os.Process, stdin io.Closer) error { return stdin.Close() },
+		"it is killed": func(p *os.Process, _ io.Closer) error { return p.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			cmd := exec.CommandContext(t.Context(), os.Args[0], hold, s.Root())
+			cmd.Stderr = os.Stderr
+			stdin, err := cmd.StdinPipe()
+			require.NoError(t, err)
+			stdout, err := cmd.StdoutPipe()
+			require.NoError(t, err)
+			require.NoError(t, cmd.Start())
+			line, err := bufio.NewReader(stdout).ReadString('\n')
+			require.NoError(t, err)
+			require.Equal(t, "locked\n", line)
+
+			_, err = s.Lock(t.Context(), id)
+			require.ErrorIs(t, err, domain.ErrBusy)
+			require.NoError(t, end(cmd.Process, stdin))
+			_ = cmd.Wait() // killed or not
+			unlock, err := s.Lock(t.Context(), id)
+			require.NoError(t, err)
+
+			second := exec.CommandContext(t.Context(), os.Args[0], hold, s.Root())
+			out, err := second.CombinedOutput()
+			require.Error(t, err, "now it is the other one that is locked out")
+			require.Contains(t, string(out), "in use")
+			require.NoError(t, unlock())
+		})
+	}
+}
+
+// A child must not keep the lock alive beyond its parent.
+func TestAChildDoesNotInheritTheLock(t *testing.T) {
+	s := newStore(t)
+	unlock, err := s.Lock(t.Context(), id)
+	require.NoError(t, err)
+	child := exec.CommandContext(t.Context(), "/bin/sh", "-c", `ls -l /proc/self/fd; read -r line`)
+	stdin, err := child.StdinPipe()
+	require.NoError(t, err)
+	var out strings.Builder
+	child.Stdout = &out
+	require.NoError(t, child.Start())
+	require.NoError(t, unlock())
+	again, err := s.Lock(t.Context(), id)
+	require.NoError(t, err, "while the child runs")
+	require.NoError(t, again())
+	require.NoError(t, stdin.Close())
+	_ = child.Wait() // read fails at the end of its input
+	require.NotContains(t, out.String(), s.Root())
+}
+
+func TestALockWithoutARootFails(t *testing.T) {
+	s := newStore(t)
+	require.NoError(t, os.RemoveAll(s.Root()))
+	_, err := s.Lock(t.Context(), id)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+}
+
+func TestRemoveDoesNotTouchWhatIsBegunAnew(t *testing.T) {
+	s := newStore(t)
+	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
+	old, err := s.Lock(t.Context(), id)
+	require.NoError(t, err)
+	require.NoError(t, s.Remove(t.Context(), id))
+	unlock, err := s.Lock(t.Context(), id)
+	require.NoError(t, err, "a removed session is nobody's")
+	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "codex"}))
+	require.NoError(t, old())
+	_, err = s.Lock(t.Context(), id)
+	require.ErrorIs(t, err, domain.ErrBusy, "the old lock does not free the new one")
+	require.NoError(t, unlock())
+	got, err := s.Load(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, domain.AgentCodex, got.Kind)
 }
 
 func TestEverythingIsPrivate(t *testing.T) {
@@ -54,6 +171,9 @@ func TestEverythingIsPrivate(t *testing.T) {
 	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
 	_, err := s.Dirs(t.Context(), id)
 	require.NoError(t, err)
+	unlock, err := s.Lock(t.Context(), id)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unlock()) }()
 	require.NoError(t, filepath.Walk(s.Root(), func(path string, info os.FileInfo, err error) error {
 		require.NoError(t, err)
 		require.Zero(t, info.Mode().Perm()&0o077, "%s %s", path, info.Mode())
@@ -175,6 +295,8 @@ func TestForeignThingsInTheWayAreErrors(t *testing.T) {
 			require.ErrorContains(t, s.Save(t.Context(), domain.SessionRecord{ID: id}), "not a directory")
 			_, err = s.Load(t.Context(), id)
 			require.ErrorContains(t, err, "not a directory")
+			_, err = s.Lock(t.Context(), id)
+			require.ErrorContains(t, err, "not a directory")
 		})
 	}
 	t.Run("a link for a private directory", func(t *testing.T) {
@@ -204,6 +326,23 @@ func TestForeignThingsInTheWayAreErrors(t *testing.T) {
 		old, err := os.ReadFile(filepath.Join(dirs.State, "record.json"))
 		require.NoError(t, err)
 		require.Contains(t, string(old), "claude")
+	})
+	t.Run("something else for the lock", func(t *testing.T) {
+		s := newStore(t)
+		dirs, err := s.Dirs(t.Context(), id)
+		require.NoError(t, err)
+		lock := filepath.Join(filepath.Dir(dirs.State), "lock")
+		for _, plant := range []func() error{
+			func() error { return os.Symlink("agent/made", lock) },
+			func() error { return syscall.Mkfifo(lock, 0o600) },
+			func() error { return os.Mkdir(lock, 0o700) },
+		} {
+			require.NoError(t, plant())
+			_, err = s.Lock(t.Context(), id)
+			require.ErrorContains(t, err, "not a regular file")
+			require.NoError(t, os.Remove(lock))
+		}
+		require.NoFileExists(t, filepath.Join(dirs.State, "made"))
 	})
 	t.Run("a pipe for the record does not hang", func(t *testing.T) {
 		s := newStore(t)

@@ -71,6 +71,21 @@ func (mr *SessionRecordsMockRecorder) Load(ctx, id any) *gomock.Call {
 	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Load", reflect.TypeOf((*SessionRecords)(nil).Load), ctx, id)
 }
 
+// Lock mocks base method.
+func (m *SessionRecords) Lock(ctx context.Context, id domain.SessionID) (func() error, error) {
+	m.ctrl.T.Helper()
+	ret := m.ctrl.Call(m, "Lock", ctx, id)
+	ret0, _ := ret[0].(func() error)
+	ret1, _ := ret[1].(error)
+	return ret0, ret1
+}
+
+// Lock indicates an expected call of Lock.
+func (mr *SessionRecordsMockRecorder) Lock(ctx, id any) *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Lock", reflect.TypeOf((*SessionRecords)(nil).Lock), ctx, id)
+}
+
 // Paths mocks base method.
 func (m *SessionRecords) Paths(id domain.SessionID) (ports.SessionDirs, error) {
 	m.ctrl.T.Helper()

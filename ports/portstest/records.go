@@ -2,12 +2,14 @@ package portstest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,13 +19,15 @@ import (
 	"github.com/caisson-run/caisson/ports"
 )
 
-// MemoryRecords is a ports.SessionRecords that keeps the records in memory. The
-// directories are real ones, below its root.
+// MemoryRecords is a ports.SessionRecords that keeps the records and the locks
+// in memory, so that other processes share neither. The directories are real
+// ones, below its root.
 type MemoryRecords struct {
 	root string
 
 	mu      sync.Mutex
 	records map[domain.SessionID]domain.SessionRecord
+	locked  map[domain.SessionID]bool
 }
 
 var _ ports.SessionRecords = (*MemoryRecords)(nil)
@@ -43,7 +47,9 @@ func MemoryRecordsAt(root string) (*MemoryRecords, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &MemoryRecords{root: canonical, records: map[domain.SessionID]domain.SessionRecord{}}, nil
+	return &MemoryRecords{
+		root: canonical, records: map[domain.SessionID]domain.SessionRecord{}, locked: map[domain.SessionID]bool{},
+	}, nil
 }
 
 // Root implements ports.SessionRecords.
@@ -75,6 +81,28 @@ func (m *MemoryRecords) Dirs(_ context.Context, id domain.SessionID) (ports.Sess
 	return dirs, nil
 }
 
+// Lock implements ports.SessionRecords.
+func (m *MemoryRecords) Lock(_ context.Context, id domain.SessionID) (func() error, error) {
+	if _, err := domain.ParseSessionID(string(id)); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.locked[id] {
+		return nil, &domain.BusyError{Session: id}
+	}
+	m.locked[id] = true
+	var once sync.Once
+	return func() error {
+		once.Do(func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			delete(m.locked, id)
+		})
+		return nil
+	}, nil
+}
+
 // Save implements ports.SessionRecords.
 func (m *MemoryRecords) Save(_ context.Context, r domain.SessionRecord) error {
 	if _, err := domain.ParseSessionID(string(r.ID)); err != nil {
@@ -104,6 +132,8 @@ func (m *MemoryRecords) Remove(_ context.Context, id domain.SessionID) error {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return err
 	}
+	// A locked session stays locked: nobody begins it anew while its directories
+	// go.
 	m.mu.Lock()
 	delete(m.records, id)
 	m.mu.Unlock()
@@ -269,6 +299,81 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 		},
 	},
 	{
+		"one has the session open", "Lock refuses everybody but the first with a BusyError, at once, until that one unlocks: two ends of one conversation fork it",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			unlock := lock(tb, r, idA)
+			_, err := r.Load(tb.Context(), idA)
+			require.Error(tb, err, "a lock is no record")
+			for range 2 {
+				_, err := r.Lock(tb.Context(), idA)
+				require.ErrorIs(tb, err, domain.ErrBusy)
+				var busy *domain.BusyError
+				require.ErrorAs(tb, err, &busy)
+				require.Equal(tb, idA, busy.Session)
+			}
+			other := lock(tb, r, idB)
+			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)), "who has it open can save it")
+			require.NoError(tb, unlock())
+			again := lock(tb, r, idA)
+			require.NoError(tb, unlock(), "twice, which takes nothing from the next one")
+			_, err = r.Lock(tb.Context(), idA)
+			require.ErrorIs(tb, err, domain.ErrBusy)
+			require.NoError(tb, again())
+			require.NoError(tb, other())
+		},
+	},
+	{
+		"one of many has the session open", "Of those who lock at the same time exactly one succeeds, also while others remove the session",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			var holders atomic.Int32
+			const workers, rounds = 8, 25
+			failures := make(chan error, workers*rounds)
+			var wg sync.WaitGroup
+			for range workers {
+				wg.Go(func() {
+					for range rounds {
+						unlock, err := r.Lock(tb.Context(), idA)
+						if errors.Is(err, domain.ErrBusy) {
+							continue
+						}
+						if err != nil {
+							failures <- err
+							continue
+						}
+						if n := holders.Add(1); n != 1 {
+							failures <- fmt.Errorf("%d have it open", n)
+						}
+						holders.Add(-1)
+						if err := errors.Join(r.Remove(tb.Context(), idA), unlock()); err != nil {
+							failures <- err
+						}
+					}
+				})
+			}
+			wg.Wait()
+			close(failures)
+			for err := range failures {
+				require.NoError(tb, err)
+			}
+			require.NoError(tb, lock(tb, r, idA)(), "in the end it is free")
+		},
+	},
+	{
+		"remove what one has open", "Who has a session open can remove it: that is how a session without a turn ends",
+		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+			r := open(tb)
+			unlock := lock(tb, r, idA)
+			dirs, err := r.Dirs(tb.Context(), idA)
+			require.NoError(tb, err)
+			require.NoError(tb, r.Remove(tb.Context(), idA))
+			require.NoDirExists(tb, dirs.State)
+			require.NoError(tb, unlock())
+			require.NoError(tb, lock(tb, r, idA)())
+		},
+	},
+	{
 		"ids are no paths", "an id that is no lower-case UUID is refused by every method: an id becomes a directory's name",
 		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
 			r := open(tb)
@@ -279,6 +384,8 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 				require.Error(tb, err, "Dirs(%q)", id)
 				_, err = r.Load(tb.Context(), id)
 				require.Error(tb, err, "Load(%q)", id)
+				_, err = r.Lock(tb.Context(), id)
+				require.Error(tb, err, "Lock(%q)", id)
 				require.Error(tb, r.Remove(tb.Context(), id), "Remove(%q)", id)
 				record := aRecord(id)
 				require.Error(tb, r.Save(tb.Context(), record), "Save(%q)", id)
@@ -366,6 +473,14 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 			}
 		},
 	},
+}
+
+// lock locks a session that must be free.
+func lock(tb testing.TB, r ports.SessionRecords, id domain.SessionID) func() error {
+	tb.Helper()
+	unlock, err := r.Lock(tb.Context(), id)
+	require.NoError(tb, err)
+	return unlock
 }
 
 func fourDirs(d ports.SessionDirs) []string { return []string{d.State, d.Home, d.Temp, d.Spool} }

@@ -13,7 +13,7 @@ const (
 	exitFailed    = 1 // the agent failed, was denied, or exited; or Caisson failed
 	exitUsage     = 2
 	exitRefused   = 3 // the sandbox cannot be enforced
-	exitNoAgent   = 4 // the agent cannot be started
+	exitNoAgent   = 4 // the agent cannot be started, or its session is in use
 	exitProtocol  = 5
 	exitTimedOut  = 124
 	exitCancelled = 130
@@ -92,7 +92,7 @@ func exitCode(err error) int {
 		return exitCancelled
 	case errors.As(err, &strict), errors.As(err, &enforce), errors.As(err, &changed), errors.Is(err, domain.ErrNoEnforcer):
 		return exitRefused
-	case errors.As(err, &noAgent), errors.As(err, &spawn):
+	case errors.As(err, &noAgent), errors.As(err, &spawn), errors.Is(err, domain.ErrBusy):
 		return exitNoAgent
 	case errors.As(err, &usage), errors.As(err, &invalid), !errors.As(err, &did):
 		return exitUsage

@@ -88,8 +88,8 @@ func (a *app) runCommand() *cobra.Command {
 With - the prompt is read from standard input.
 
 Exit codes: 0 completed; 1 failed, denied, or exited; 2 usage; 3 refused, the
-sandbox cannot be enforced; 4 the agent cannot be started; 5 protocol error;
-124 timed out; 130 cancelled.`,
+sandbox cannot be enforced; 4 the agent cannot be started, or its session is in
+use; 5 protocol error; 124 timed out; 130 cancelled.`,
 		Example: `  caisson run --agent claude "explain this repository"
   caisson run --agent codex --workspace ~/src/app --timeout 10m --output json - < task.md`,
 		Args: func(_ *cobra.Command, args []string) error {

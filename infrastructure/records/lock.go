@@ -1,0 +1,6 @@
+package records
+
+import "errors"
+
+// errLocked is what tryLock answers when somebody else has the lock.
+var errLocked = errors.New("locked by somebody else")
