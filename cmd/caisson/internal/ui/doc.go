@@ -4,6 +4,8 @@
 //
 //	caisson: …   Caisson itself: what was enforced, how the turn ended
 //	* …          the agent starts or ends a tool
+//	* | …        what the tool said, if it is more than one line; of a long
+//	             output the ends, and the first denial
 //	~ …          the agent thinks
 //	! …          the agent's notices, stderr, errors
 //	  …          the agent says

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,8 +23,10 @@ const (
 
 const (
 	shortInput   = 160 // characters of a tool's input
+	outputEnds   = 3   // lines of a tool's output, at each of its ends
 	stderrLines  = 10  // of a failed turn
 	subagentStep = "  "
+	outputMark   = "| " // after toolMark: what a tool says is not what Caisson says of it
 )
 
 // Options say what the output can do. The zero value is for a pipe.
@@ -42,6 +45,7 @@ type Printer struct {
 	buf  bytes.Buffer
 	said string            // the last text that was printed
 	tool map[string]string // names of the running tools, by id
+	errs []string          // the last lines of stderr that were printed
 }
 
 // New returns a printer on w.
@@ -101,6 +105,10 @@ func (p *Printer) Event(e domain.Event) error {
 		}
 		p.put(noticeMark, s)
 	case domain.Log:
+		if r.Stream == "stderr" {
+			p.errs = append(p.errs, r.Line)
+			p.errs = p.errs[max(0, len(p.errs)-stderrLines):]
+		}
 		p.put(noticeMark, r.Stream+": "+r.Line)
 	case domain.Oversize:
 		p.put(noticeMark, fmt.Sprintf("a line of %d bytes was left out", r.Bytes))
@@ -116,11 +124,56 @@ func (p *Printer) result(r domain.ToolResult) {
 	if r.ExitCode != nil {
 		parts = append(parts, fmt.Sprintf("(exit %d)", *r.ExitCode))
 	}
-	s := strings.Join(parts, " ")
-	if first, _, _ := strings.Cut(strings.TrimSpace(r.Output), "\n"); first != "" {
-		s += ": " + first
+	mark, s := toolMark+nested(r.Parent), strings.Join(parts, " ")
+	text := strings.TrimRight(strings.TrimLeft(strings.ReplaceAll(r.Output, "\r\n", "\n"), "\n"), " \t\n")
+	lines := strings.Split(text, "\n")
+	if len(lines) == 1 {
+		if text != "" {
+			s += ": " + text
+		}
+		p.put(mark, s)
+		return
 	}
-	p.put(toolMark+nested(r.Parent), s)
+	p.put(mark, s)
+	hidden := 0
+	for i, show := range excerpt(lines) {
+		if !show {
+			hidden++
+			continue
+		}
+		p.gap(mark, hidden)
+		hidden = 0
+		p.put(mark+outputMark, lines[i])
+	}
+}
+
+// gap says that lines of a tool's output are left out.
+func (p *Printer) gap(mark string, lines int) {
+	if lines > 0 {
+		p.put(mark, fmt.Sprintf("… +%d lines", lines))
+	}
+}
+
+// excerpt says which lines of a tool's output to show: both ends, for errors
+// come last, and the first one that tells of a denial, for that is what a
+// sandbox is asked about.
+func excerpt(lines []string) []bool {
+	show := make([]bool, len(lines))
+	denied := false
+	for i, line := range lines {
+		// One line less is not worth the line that says so.
+		show[i] = i < outputEnds || i >= len(lines)-outputEnds || len(lines) == 2*outputEnds+1
+		if !denied && tellsOfDenial(line) {
+			denied, show[i] = true, true
+		}
+	}
+	return show
+}
+
+// tellsOfDenial looks for the texts of EACCES and EPERM.
+func tellsOfDenial(line string) bool {
+	line = strings.ToLower(line)
+	return strings.Contains(line, "permission denied") || strings.Contains(line, "operation not permitted")
 }
 
 func (p *Printer) final(id domain.SessionID, f domain.Final) {
@@ -131,11 +184,13 @@ func (p *Printer) final(id domain.SessionID, f domain.Final) {
 		p.block(noticeMark, strings.Join(filled(f.Error.Class, f.Error.Message), ": "))
 		tail := strings.Split(strings.TrimSpace(f.Error.StderrTail), "\n")
 		for _, line := range tail[max(0, len(tail)-stderrLines):] {
-			if line != "" {
+			// What was told when it came is not told again.
+			if line != "" && !slices.Contains(p.errs, line) {
 				p.put(noticeMark, "stderr: "+line)
 			}
 		}
 	}
+	p.errs = nil
 	u := f.Usage
 	parts := []string{fmt.Sprintf("%s in %s", f.Outcome, round(f.Duration)), "exit status unknown"}
 	if f.Exit.Known {
@@ -222,8 +277,27 @@ func short(input []byte) string {
 				return Cut(strings.TrimSpace(fmt.Sprintln(v...)), shortInput)
 			}
 		}
+		if edits := edits(fields["changes"]); edits != "" {
+			return Cut(edits, shortInput)
+		}
 	}
 	return Cut(string(input), shortInput)
+}
+
+// edits shows a list of edits of files, as Codex has them: kinds and paths.
+func edits(changes any) string {
+	list, _ := changes.([]any)
+	var parts []string
+	for _, c := range list {
+		edit, _ := c.(map[string]any)
+		path, _ := edit["path"].(string)
+		kind, _ := edit["kind"].(string)
+		if path == "" {
+			return ""
+		}
+		parts = append(parts, strings.Join(filled(kind, path), " "))
+	}
+	return strings.Join(parts, ", ")
 }
 
 func filled(parts ...string) []string {

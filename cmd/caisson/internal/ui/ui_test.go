@@ -3,6 +3,7 @@ package ui_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,8 @@ func everything(s string) []domain.ReplyEvent {
 		domain.ToolCall{ID: s, Name: s, Input: []byte(`{"command":"` + s + `"}`)},
 		domain.ToolUpdate{ID: s, Output: s},
 		domain.ToolResult{ID: s, Status: domain.ToolStatus(s), Output: s, Parent: s},
+		domain.ToolResult{ID: s, Status: domain.ToolStatus(s), Output: strings.Repeat(s+"\n", 10), Parent: s},
+		domain.ToolCall{ID: s, Name: s, Input: []byte(`{"changes":[{"path":"` + s + `","kind":"` + s + `"}]}`)},
 		domain.FileChange{ID: s, Status: domain.ToolStatus(s), Changes: []domain.FileEdit{{Path: s, Kind: s}}},
 		domain.Todo{Items: []domain.TodoItem{{Text: s, Status: s}}},
 		domain.Permission{RequestID: s, Tool: s, Input: []byte(s)},
@@ -177,7 +180,9 @@ const conversationText = `caisson: confined by landlock (ABI 7); 1 paths granted
 * execute Bash ls\n-l
 *   search Glob {"n":1}
 *   Glob completed
-* Bash failed (exit 1): ls: no
+* Bash failed (exit 1)
+* | ls: no
+* | more
 * execute command_execution ls -l
 * add /a b denied
 * todo [pending] one
@@ -202,6 +207,81 @@ func TestAConversation(t *testing.T) {
 		require.NoError(t, p.Event(domain.Event{Agent: domain.AgentClaude, Session: "01890a5d-ac96-774b-bcce-b302099a8057", Reply: r}))
 	}
 	require.Equal(t, conversationText, out.String())
+}
+
+func TestTheOutputOfATool(t *testing.T) {
+	numbered := func(n int, at int, line string) string {
+		var b strings.Builder
+		for i := 1; i <= n; i++ {
+			if i == at {
+				fmt.Fprintln(&b, line)
+			} else {
+				fmt.Fprintf(&b, "  line %d\n", i)
+			}
+		}
+		return b.String()
+	}
+	for name, c := range map[string]struct{ output, want string }{
+		"nothing":         {"", "* Bash failed\n"},
+		"blank":           {" \n\n", "* Bash failed\n"},
+		"one line":        {"\nonly\n\n", "* Bash failed: only\n"},
+		"carriage":        {"one\r\ntwo\r\n", "* Bash failed\n* | one\n* | two\n"},
+		"a blank between": {"one\n\ntwo", "* Bash failed\n* | one\n* | \n* | two\n"},
+		"all of seven": {numbered(7, 0, ""), "* Bash failed\n* |   line 1\n* |   line 2\n* |   line 3\n* |   line 4\n" +
+			"* |   line 5\n* |   line 6\n* |   line 7\n"},
+		"the ends of a hundred": {numbered(100, 0, ""), "* Bash failed\n* |   line 1\n* |   line 2\n* |   line 3\n* … +94 lines\n" +
+			"* |   line 98\n* |   line 99\n* |   line 100\n"},
+		"a denial at the end": {numbered(100, 100, "sh: x: Permission denied"), "* Bash failed\n* |   line 1\n* |   line 2\n* |   line 3\n* … +94 lines\n" +
+			"* |   line 98\n* |   line 99\n* | sh: x: Permission denied\n"},
+		"a denial in the middle": {numbered(100, 50, "rm: Operation not permitted"), "* Bash failed\n* |   line 1\n* |   line 2\n* |   line 3\n* … +46 lines\n" +
+			"* | rm: Operation not permitted\n* … +47 lines\n* |   line 98\n* |   line 99\n* |   line 100\n"},
+		"a long line": {"a\n" + strings.Repeat("x", 2000), "* Bash failed\n* | a\n* | " + strings.Repeat("x", 639) + "…\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			p := ui.New(&out, ui.Options{})
+			require.NoError(t, p.Event(domain.Event{Reply: domain.ToolCall{ID: "1", Name: "Bash"}}))
+			out.Reset()
+			require.NoError(t, p.Event(domain.Event{Reply: domain.ToolResult{ID: "1", Status: domain.ToolFailed, Output: c.output}}))
+			require.Equal(t, c.want, out.String())
+		})
+	}
+}
+
+func TestStderrIsNotSaidTwice(t *testing.T) {
+	var out bytes.Buffer
+	p := ui.New(&out, ui.Options{})
+	for range 2 {
+		out.Reset()
+		for _, line := range []string{"one", "two"} {
+			require.NoError(t, p.Event(domain.Event{Reply: domain.Log{Stream: "stderr", Line: line}}))
+		}
+		require.NoError(t, p.Event(domain.Event{Reply: domain.Final{
+			Outcome: domain.OutcomeFailed, Error: &domain.TurnError{Class: "x", Message: "y", StderrTail: "one\ntwo\nthree\n"},
+		}}))
+		require.Equal(t, "! stderr: one\n! stderr: two\n! x: y\n! stderr: three\n", out.String()[:strings.Index(out.String(), "caisson:")])
+	}
+	out.Reset()
+	require.NoError(t, p.Event(domain.Event{Reply: domain.Final{
+		Outcome: domain.OutcomeFailed, Error: &domain.TurnError{Class: "x", Message: "y", StderrTail: "one\n"},
+	}}))
+	require.Contains(t, out.String(), "! stderr: one\n", "that was another turn")
+}
+
+func TestEditsAreShownByTheirPaths(t *testing.T) {
+	for input, want := range map[string]string{
+		`{"changes":[{"path":"/w/a","kind":"add"},{"path":"/w/b c","kind":"update"}]}`: "* edit apply_patch add /w/a, update /w/b c\n",
+		`{"changes":[{"path":"/w/a"}]}`: "* edit apply_patch /w/a\n",
+		`{"changes":[{"kind":"add"}]}`:  "* edit apply_patch {\"changes\":[{\"kind\":\"add\"}]}\n",
+		`{"changes":[]}`:                "* edit apply_patch {\"changes\":[]}\n",
+		`{"changes":7}`:                 "* edit apply_patch {\"changes\":7}\n",
+	} {
+		var out bytes.Buffer
+		require.NoError(t, ui.New(&out, ui.Options{}).Event(domain.Event{
+			Reply: domain.ToolCall{ID: "1", Kind: domain.ToolEdit, Name: "apply_patch", Input: []byte(input)},
+		}))
+		require.Equal(t, want, out.String())
+	}
 }
 
 func TestTheFinalTextIsNotSaidTwice(t *testing.T) {
