@@ -318,11 +318,15 @@ func (l *launch) buildPlan(context.Context) error {
 	l.plan = plan
 	digest := plan.Digest()
 	if l.req.Resume == "" {
-		l.session = domain.NewAgentSession(l.record.ID, l.req.Agent, l.workspace, digest, l.o.now())
+		l.session = domain.NewAgentSession(l.record.ID, l.req.Agent, l.workspace, plan, l.o.now())
 		return nil
 	}
 	if digest != l.record.PlanDigest {
-		return &domain.PlanChangedError{Session: l.record.ID, Was: l.record.PlanDigest, Is: digest, Workspace: l.workspace}
+		changed := &domain.PlanChangedError{Session: l.record.ID, Was: l.record.PlanDigest, Is: digest, Workspace: l.workspace}
+		if l.record.Grants != nil {
+			changed.Added, changed.Removed = domain.DiffGrants(l.record.Grants, plan.Grants())
+		}
+		return changed
 	}
 	l.session = domain.RestoreAgentSession(l.record)
 	return nil

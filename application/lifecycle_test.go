@@ -380,28 +380,44 @@ func TestResumeMustAgree(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
-	for name, change := range map[string]func(*application.OpenRequest){
-		"a rule less":   func(q *application.OpenRequest) { q.Policy.Rules = q.Policy.Rules[:1] },
-		"a rule more":   rule(domain.PathRule{Path: "/usr/bin", Access: domain.AccessRead}),
-		"a right more":  func(q *application.OpenRequest) { q.Policy.Rules[0].Access = domain.AccessReadExec },
-		"a port more":   func(q *application.OpenRequest) { q.Policy.ConnectTCP = []uint16{1} },
-		"a waiver more": func(q *application.OpenRequest) { q.Policy.Waivers = []domain.Property{domain.PropertyTCP} },
-		"a name more":   func(q *application.OpenRequest) { q.Policy.Env = []domain.EnvRule{{Name: "X"}} },
-		"no sandbox": func(q *application.OpenRequest) {
+	for name, c := range map[string]struct {
+		change         func(*application.OpenRequest)
+		added, removed string
+	}{
+		"a rule less": {func(q *application.OpenRequest) { q.Policy.Rules = q.Policy.Rules[:1] }, "", "read /usr/lib  # policy"},
+		"a rule more": {rule(domain.PathRule{Path: "/usr/bin", Access: domain.AccessRead}), "read /usr/bin  # policy", ""},
+		"a right more": {
+			func(q *application.OpenRequest) { q.Policy.Rules[0].Access = domain.AccessReadExec },
+			"read+exec /usr/share  # policy", "read /usr/share  # policy",
+		},
+		"a port more":   {func(q *application.OpenRequest) { q.Policy.ConnectTCP = []uint16{1} }, "tcp connect 1", ""},
+		"a waiver more": {func(q *application.OpenRequest) { q.Policy.Waivers = []domain.Property{domain.PropertyTCP} }, "waive tcp", ""},
+		"a name more":   {func(q *application.OpenRequest) { q.Policy.Env = []domain.EnvRule{{Name: "X"}} }, "variable X", ""},
+		"no sandbox": {func(q *application.OpenRequest) {
 			q.Policy.Rules = nil
 			q.Sandbox = application.SandboxOff("a test")
-		},
+		}, "unconfined", "read /usr/lib  # policy"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			again := req
 			again.Resume = id
 			again.Policy.Rules = slices.Clone(req.Policy.Rules)
-			change(&again)
+			c.change(&again)
 			_, err := r.Open(t.Context(), again)
 			var changed *domain.PlanChangedError
 			require.ErrorAs(t, err, &changed)
 			require.Equal(t, id, changed.Session)
 			require.NotEqual(t, changed.Was, changed.Is)
+			for want, got := range map[string][]string{c.added: changed.Added, c.removed: changed.Removed} {
+				if want == "" {
+					require.Empty(t, got)
+				} else {
+					require.Contains(t, got, want)
+				}
+			}
+			if c.added != "" {
+				require.Contains(t, err.Error(), "\n  + "+c.added)
+			}
 			preview, err := r.Plan(t.Context(), again)
 			require.ErrorAs(t, err, &changed)
 			require.Equal(t, changed.Is, preview.Plan.Digest())

@@ -118,6 +118,7 @@ func (s *Session) checkPlan() error {
 				return o, nil
 			})
 			changed := &domain.PlanChangedError{Session: s.id, Was: s.plan.Digest(), Is: now.Digest(), Workspace: s.Workspace()}
+			changed.Added, changed.Removed = domain.DiffGrants(s.plan.Grants(), now.Grants())
 			return fmt.Errorf("%q of the plan leads to %q now: %w", r.Path, is, changed)
 		}
 	}

@@ -135,10 +135,38 @@ type PlanChangedError struct {
 	Session   SessionID
 	Was, Is   string // digests
 	Workspace string
+	// Added and Removed are lines of SandboxPlan.Grants that the plan has now and
+	// had not, and the other way round. Both are nil if the session's record does
+	// not know them.
+	Added, Removed []string
 }
 
+// maxChanges is how many lines of a changed plan an error shows.
+const maxChanges = 12
+
 func (e *PlanChangedError) Error() string {
-	return fmt.Sprintf("session %s was opened under another sandbox plan (digest %.12s, now %.12s): resume it with the same policy and flags, or open a new session", e.Session, e.Was, e.Is)
+	var b strings.Builder
+	fmt.Fprintf(&b, "session %s was opened under another sandbox plan (digest %.12s, now %.12s):", e.Session, e.Was, e.Is)
+	lines := make([]string, 0, len(e.Added)+len(e.Removed))
+	for _, l := range e.Added {
+		lines = append(lines, "+ "+l)
+	}
+	for _, l := range e.Removed {
+		lines = append(lines, "- "+l)
+	}
+	for _, l := range lines[:min(len(lines), maxChanges)] {
+		b.WriteString("\n  " + printable(l))
+	}
+	if more := len(lines) - maxChanges; more > 0 {
+		fmt.Fprintf(&b, "\n  … and %d more", more)
+	}
+	separator := " "
+	if len(lines) > 0 {
+		separator = "\n"
+	}
+	b.WriteString(separator + "resume it with the same policy and flags, and with the agent's program (an upgrade may have moved it), " +
+		"the address of its API, the directories of PATH and the workspace where they were; or open a new session")
+	return b.String()
 }
 
 // BusyError refuses to open a session that somebody else has open: two ends of

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,9 @@ func requireInvalid(t testing.TB, err error, what, value, reason, remedy string)
 	require.Fail(t, "no such error", "want %s %q: %s; %s\ngot %s", what, value, reason, remedy, strings.Join(texts, "\n    "))
 }
 
+const sameAgain = "resume it with the same policy and flags, and with the agent's program (an upgrade may have moved it), " +
+	"the address of its API, the directories of PATH and the workspace where they were; or open a new session"
+
 func TestErrorTexts(t *testing.T) {
 	cause := fs.ErrPermission
 	for _, c := range []struct {
@@ -87,7 +91,14 @@ func TestErrorTexts(t *testing.T) {
 		{&domain.SpawnError{Step: "start", Argv0: hostile, Remedy: "look", Err: cause}, `spawn "/w/\x1b[31m\nfake: line\xff\u202e": start: permission denied; look`},
 
 		{&domain.PlanChangedError{Session: someID, Was: strings.Repeat("a", 64), Is: strings.Repeat("b", 64), Workspace: "/w"},
-			"session " + someID + " was opened under another sandbox plan (digest aaaaaaaaaaaa, now bbbbbbbbbbbb): resume it with the same policy and flags, or open a new session"},
+			"session " + someID + " was opened under another sandbox plan (digest aaaaaaaaaaaa, now bbbbbbbbbbbb): " + sameAgain},
+		{&domain.PlanChangedError{Session: someID, Added: []string{"read /a  # policy", hostile}, Removed: []string{"tcp connect 443"}},
+			"session " + someID + " was opened under another sandbox plan (digest , now ):" +
+				"\n  + read /a  # policy" + `
+  "+ /w/\x1b[31m\nfake: line\xff\u202e"` + "\n  - tcp connect 443\n" + sameAgain},
+		{&domain.PlanChangedError{Session: someID, Removed: slices.Repeat([]string{"x"}, 15)},
+			"session " + someID + " was opened under another sandbox plan (digest , now ):" +
+				strings.Repeat("\n  - x", 12) + "\n  … and 3 more\n" + sameAgain},
 
 		{&domain.BusyError{Session: someID}, "session " + someID + " is in use, in this process or in another one: wait for its turn to end, or open a new session"},
 

@@ -45,8 +45,10 @@ type PathRule struct {
 }
 
 // String prints the rule as a plan shows it.
-func (r PathRule) String() string {
-	s := fmt.Sprintf("%-16s %s", r.Access, word(r.Path))
+func (r PathRule) String() string { return r.text("%-16s %s") }
+
+func (r PathRule) text(format string) string {
+	s := fmt.Sprintf(format, r.Access, word(r.Path))
 	if r.Presence == Optional {
 		s += " (optional)"
 	}
@@ -410,6 +412,59 @@ func (p SandboxPlan) Digest() string {
 	field("limits", num(p.limits.MemoryBytes), num(p.limits.Pids), strconv.FormatFloat(p.limits.CPUs, 'g', -1, 64))
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
+}
+
+// Grants returns what [SandboxPlan.Digest] counts as lines for people: one per
+// rule, port, variable and waiver, and one for the limits. A record keeps them,
+// so that it can be told later what has changed. The reason of a path rule
+// stands behind "  # ".
+func (p SandboxPlan) Grants() []string {
+	var lines []string
+	add := func(set bool, format string, args ...any) {
+		if set {
+			lines = append(lines, fmt.Sprintf(format, args...))
+		}
+	}
+	add(p.IsUnconfined(), "unconfined")
+	for _, r := range p.rules {
+		lines = append(lines, r.text("%s %s"))
+	}
+	for _, port := range p.connectTCP {
+		add(true, "tcp connect %d", port)
+	}
+	for _, port := range p.bindTCP {
+		add(true, "tcp bind %d", port)
+	}
+	add(p.udp, "udp allow")
+	add(p.unix != UnixSocketsDeny, "unix sockets %s", p.unix)
+	for _, e := range p.env {
+		add(true, "variable %s", word(e.Name))
+	}
+	limits := Limits{MemoryBytes: p.limits.MemoryBytes, Pids: p.limits.Pids, CPUs: p.limits.CPUs}
+	add(limits != Limits{}, "limits %s", limits)
+	for _, w := range p.waivers {
+		add(true, "waive %s", printable(string(w)))
+	}
+	return lines
+}
+
+// DiffGrants compares two results of [SandboxPlan.Grants]. Reasons and order do
+// not count.
+func DiffGrants(was, is []string) (added, removed []string) {
+	without := func(lines, others []string) (rest []string) {
+		there := map[string]bool{}
+		for _, o := range others {
+			what, _, _ := strings.Cut(o, "  # ")
+			there[what] = true
+		}
+		for _, l := range lines {
+			if what, _, _ := strings.Cut(l, "  # "); !there[what] {
+				rest = append(rest, l)
+			}
+		}
+		return rest
+	}
+	return without(is, was), without(was, is)
 }
 
 // String prints the plan so that a person can review it. Secret values and

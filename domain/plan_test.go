@@ -500,6 +500,37 @@ func TestPlanString(t *testing.T) {
 	require.Equal(t, "no sandbox plan (zero value)", domain.SandboxPlan{}.String())
 }
 
+func TestGrants(t *testing.T) {
+	require.Equal(t, []string{
+		"read+exec /usr  # preset", "read+write+exec /w (optional)  # workspace", "tcp connect 443", "tcp connect 8080", "tcp bind 3000",
+		"udp allow", "unix sockets own", "variable PATH", "variable HOME", "variable TOKEN",
+		"limits memory 1073741824 bytes, pids 100, cpus 1.5", "waive ipc", "waive signals",
+	}, fullPlan().Grants())
+	require.Empty(t, domain.NewSandboxPlan("empty").Grants())
+	require.Equal(t, []string{"unconfined"}, domain.Unconfined("asked for").Grants())
+	for _, line := range domain.NewSandboxPlan("x").
+		WithRules(domain.PathRule{Path: hostile, Access: domain.AccessRead, Why: hostile}).
+		WithEnv(domain.EnvRule{Name: hostile}).WithWaivers(hostile).Grants() {
+		requireOneLine(t, line)
+	}
+}
+
+// What changes the digest changes the grants too, so that an error can say what.
+func TestDiffGrants(t *testing.T) {
+	was := fullPlan()
+	for name, change := range changes {
+		is := change(was)
+		added, removed := domain.DiffGrants(was.Grants(), is.Grants())
+		require.Equal(t, was.Digest() != is.Digest(), len(added)+len(removed) > 0, name)
+		back, forth := domain.DiffGrants(is.Grants(), was.Grants())
+		require.Equal(t, added, forth, name)
+		require.Equal(t, removed, back, name)
+	}
+	added, removed := domain.DiffGrants([]string{"read /a  # one", "read /b"}, []string{"read /b", "read /a  # another reason", "read /c  # new"})
+	require.Equal(t, []string{"read /c  # new"}, added)
+	require.Empty(t, removed)
+}
+
 func TestNoPrintedPlanShowsAValueOfTheEnvironment(t *testing.T) {
 	for _, verb := range []string{"%s", "%v", "%+v"} {
 		require.NotContains(t, fmt.Sprintf(verb, fullPlan()), "hunter2")

@@ -23,6 +23,7 @@ type AgentSession struct {
 	kind           AgentKind
 	workspace      string
 	planDigest     string
+	grants         []string
 	conversationID string
 	lineage        []string // earlier conversation ids, oldest first
 	state          SessionState
@@ -39,6 +40,7 @@ type SessionRecord struct {
 	Kind           AgentKind
 	Workspace      string
 	PlanDigest     string
+	Grants         []string // of the plan, as SandboxPlan.Grants has them; nil if unknown
 	ConversationID string
 	Lineage        []string
 	Turns          int
@@ -47,15 +49,19 @@ type SessionRecord struct {
 	Opened         time.Time
 }
 
-// NewAgentSession returns a session that is opening.
-func NewAgentSession(id SessionID, kind AgentKind, workspace, planDigest string, opened time.Time) *AgentSession {
-	return &AgentSession{id: id, kind: kind, workspace: workspace, planDigest: planDigest, state: SessionOpening, opened: opened}
+// NewAgentSession returns a session that is opening, whose every turn is to run
+// under the plan.
+func NewAgentSession(id SessionID, kind AgentKind, workspace string, plan SandboxPlan, opened time.Time) *AgentSession {
+	return &AgentSession{
+		id: id, kind: kind, workspace: workspace, planDigest: plan.Digest(), grants: plan.Grants(),
+		state: SessionOpening, opened: opened,
+	}
 }
 
 // RestoreAgentSession returns the session of a record, opening again.
 func RestoreAgentSession(r SessionRecord) *AgentSession {
 	return &AgentSession{
-		id: r.ID, kind: r.Kind, workspace: r.Workspace, planDigest: r.PlanDigest,
+		id: r.ID, kind: r.Kind, workspace: r.Workspace, planDigest: r.PlanDigest, grants: slices.Clone(r.Grants),
 		conversationID: r.ConversationID, lineage: slices.Clone(r.Lineage), state: SessionOpening,
 		turns: r.Turns, lastSeq: r.LastSeq, total: r.Total, opened: r.Opened,
 	}
@@ -64,7 +70,7 @@ func RestoreAgentSession(r SessionRecord) *AgentSession {
 // Record returns what a later resume needs.
 func (s *AgentSession) Record() SessionRecord {
 	return SessionRecord{
-		ID: s.id, Kind: s.kind, Workspace: s.workspace, PlanDigest: s.planDigest,
+		ID: s.id, Kind: s.kind, Workspace: s.workspace, PlanDigest: s.planDigest, Grants: slices.Clone(s.grants),
 		ConversationID: s.conversationID, Lineage: slices.Clone(s.lineage),
 		Turns: s.turns, LastSeq: s.lastSeq, Total: s.total, Opened: s.opened,
 	}

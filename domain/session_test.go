@@ -33,14 +33,14 @@ func sessionIn(t *testing.T, state domain.SessionState) *domain.AgentSession {
 }
 
 func TestANewSession(t *testing.T) {
-	s := domain.NewAgentSession(someID, domain.AgentCodex, "/w", "digest", opened)
+	s := domain.NewAgentSession(someID, domain.AgentCodex, "/w", fullPlan(), opened)
 	require.Equal(t, domain.SessionID(someID), s.ID())
 	require.Equal(t, domain.AgentCodex, s.Kind())
 	require.Equal(t, "/w", s.Workspace())
 	require.Equal(t, domain.SessionOpening, s.State())
 	require.Empty(t, s.ConversationID())
 	require.Zero(t, s.Turns())
-	require.Equal(t, domain.SessionRecord{ID: someID, Kind: domain.AgentCodex, Workspace: "/w", PlanDigest: "digest", Opened: opened}, s.Record())
+	require.Equal(t, domain.SessionRecord{ID: someID, Kind: domain.AgentCodex, Workspace: "/w", PlanDigest: fullPlan().Digest(), Grants: fullPlan().Grants(), Opened: opened}, s.Record())
 }
 
 // Every step in every state: where it leads, or how it is refused.
@@ -99,7 +99,7 @@ func TestTransitions(t *testing.T) {
 }
 
 func TestTurnsAreNumberedFromOne(t *testing.T) {
-	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", "d", opened)
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", fullPlan(), opened)
 	require.NoError(t, s.Ready())
 	for want := 1; want <= 3; want++ {
 		number, err := s.StartTurn()
@@ -116,7 +116,7 @@ func TestTurnsAreNumberedFromOne(t *testing.T) {
 }
 
 func TestSequenceNumbersHaveNoGaps(t *testing.T) {
-	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", "d", opened)
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", fullPlan(), opened)
 	want := uint64(0)
 	next := func() {
 		want++
@@ -141,7 +141,7 @@ func TestSequenceNumbersHaveNoGaps(t *testing.T) {
 }
 
 func TestUsageOfASession(t *testing.T) {
-	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", "d", opened)
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", fullPlan(), opened)
 	require.NoError(t, s.Ready())
 	turn := func(f domain.Final) {
 		_, err := s.StartTurn()
@@ -165,7 +165,7 @@ func TestUsageOfASession(t *testing.T) {
 }
 
 func TestLineage(t *testing.T) {
-	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", "d", opened)
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", fullPlan(), opened)
 	for _, step := range []struct {
 		adopt, now string
 		lineage    []string

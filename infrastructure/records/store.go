@@ -19,9 +19,9 @@ const (
 	sessionsDir = "sessions"
 	recordFile  = "record.json"
 	lockFile    = "lock"
-	// maxRecord bounds what is read. A record is some hundred bytes, and a
-	// lineage grows by 40 bytes per change of the conversation.
-	maxRecord = 1 << 20
+	// maxRecord bounds what is read. A record is some thousand bytes: 60 for each
+	// grant of the plan, and 40 for each change of the conversation.
+	maxRecord = 16 << 20
 )
 
 // Store is a ports.SessionRecords in the file system. Between calls it holds no

@@ -385,7 +385,7 @@ func TestDecodeIsStrict(t *testing.T) {
 	for name, c := range map[string]struct{ data, want string }{
 		"nothing":           {"", "decode"},
 		"cut off":           {string(good[:len(good)/2]), "decode"},
-		"another version":   {change(`"version": 1`, `"version": 7`), `version "7": this Caisson reads version 1`},
+		"another version":   {change(`"version": 2`, `"version": 7`), `version "7": this Caisson reads 1 to 2`},
 		"no version":        {`{}`, `version "0"`},
 		"a version as text": {`{"version":"1"}`, "decode"},
 		"an unknown member": {change(`"turns"`, `"secret": 1, "turns"`), "secret"},
@@ -401,6 +401,16 @@ func TestDecodeIsStrict(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
+}
+
+func TestARecordOfVersion1IsRead(t *testing.T) {
+	data, err := encode(domain.SessionRecord{ID: id, Kind: "claude", Turns: 2})
+	require.NoError(t, err)
+	require.NotContains(t, string(data), "grants")
+	r, err := decode([]byte(strings.Replace(string(data), `"version": 2`, `"version": 1`, 1)))
+	require.NoError(t, err)
+	require.Equal(t, 2, r.Turns)
+	require.Nil(t, r.Grants, "unknown, which is not none")
 }
 
 func TestLoadRefusesTheRecordOfAnotherSession(t *testing.T) {

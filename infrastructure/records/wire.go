@@ -11,8 +11,8 @@ import (
 )
 
 // version is that of the format of record.json. A change that an older Caisson
-// would misread raises it.
-const version = 1
+// would misread raises it. Version 1 had no grants.
+const version = 2
 
 // wireRecord is record.json.
 type wireRecord struct {
@@ -21,6 +21,7 @@ type wireRecord struct {
 	Agent          string    `json:"agent"`
 	Workspace      string    `json:"workspace"`
 	PlanDigest     string    `json:"plan_digest"`
+	Grants         []string  `json:"grants,omitempty"`
 	ConversationID string    `json:"conversation_id"`
 	Lineage        []string  `json:"lineage"`
 	Turns          int       `json:"turns"`
@@ -40,7 +41,7 @@ type wireUsage struct {
 func encode(r domain.SessionRecord) ([]byte, error) {
 	data, err := json.Marshal(wireRecord{
 		Version: version, ID: string(r.ID), Agent: string(r.Kind), Workspace: r.Workspace,
-		PlanDigest: r.PlanDigest, ConversationID: r.ConversationID, Lineage: r.Lineage,
+		PlanDigest: r.PlanDigest, Grants: r.Grants, ConversationID: r.ConversationID, Lineage: r.Lineage,
 		Turns: r.Turns, LastSeq: r.LastSeq, Total: wireUsage(r.Total), Opened: r.Opened.UTC(),
 	}, jsontext.WithIndent("  "), json.Deterministic(true))
 	if err != nil {
@@ -60,9 +61,9 @@ func decode(data []byte) (domain.SessionRecord, error) {
 	if err := json.Unmarshal(data, &v); err != nil {
 		return domain.SessionRecord{}, fmt.Errorf("decode: %w", err)
 	}
-	if v.Version != version {
+	if v.Version < 1 || v.Version > version {
 		return domain.SessionRecord{}, &domain.InvalidError{
-			What: "version", Value: fmt.Sprint(v.Version), Reason: fmt.Sprintf("this Caisson reads version %d", version),
+			What: "version", Value: fmt.Sprint(v.Version), Reason: fmt.Sprintf("this Caisson reads 1 to %d", version),
 			Remedy: "resume the session with the Caisson that wrote it, or open a new one",
 		}
 	}
@@ -77,8 +78,11 @@ func decode(data []byte) (domain.SessionRecord, error) {
 	if w.Turns < 0 {
 		return domain.SessionRecord{}, &domain.InvalidError{What: "turns", Value: fmt.Sprint(w.Turns), Reason: "negative"}
 	}
+	if len(w.Grants) == 0 {
+		w.Grants = nil
+	}
 	return domain.SessionRecord{
-		ID: id, Kind: domain.AgentKind(w.Agent), Workspace: w.Workspace, PlanDigest: w.PlanDigest,
+		ID: id, Kind: domain.AgentKind(w.Agent), Workspace: w.Workspace, PlanDigest: w.PlanDigest, Grants: w.Grants,
 		ConversationID: w.ConversationID, Lineage: w.Lineage, Turns: w.Turns, LastSeq: w.LastSeq,
 		Total: domain.Usage(w.Total), Opened: w.Opened,
 	}, nil

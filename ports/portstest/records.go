@@ -110,7 +110,7 @@ func (m *MemoryRecords) Save(_ context.Context, r domain.SessionRecord) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r.Lineage = slices.Clone(r.Lineage)
+	r.Lineage, r.Grants = slices.Clone(r.Lineage), slices.Clone(r.Grants)
 	m.records[r.ID] = r
 	return nil
 }
@@ -123,7 +123,7 @@ func (m *MemoryRecords) Load(_ context.Context, id domain.SessionID) (domain.Ses
 	if !ok {
 		return domain.SessionRecord{}, &domain.InvalidError{What: "session", Value: string(id), Reason: "no such session"}
 	}
-	r.Lineage = slices.Clone(r.Lineage)
+	r.Lineage, r.Grants = slices.Clone(r.Lineage), slices.Clone(r.Grants)
 	return r, nil
 }
 
@@ -164,6 +164,7 @@ const (
 func aRecord(id domain.SessionID) domain.SessionRecord {
 	return domain.SessionRecord{
 		ID: id, Kind: "codex", Workspace: "/some/where with a space/é", PlanDigest: strings.Repeat("ab", 32),
+		Grants:         []string{"read /a  # one", "tcp connect 443"},
 		ConversationID: "c-3", Lineage: []string{"c-1", "c-2"}, Turns: 3, LastSeq: 1 << 60,
 		Total: domain.Usage{
 			InputTokens: 11, CachedInputTokens: 12, CacheWriteTokens: 13, OutputTokens: 14, ReasoningTokens: 15,
@@ -274,14 +275,16 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 			r := open(tb)
 			mine := aRecord(idA)
 			require.NoError(tb, r.Save(tb.Context(), mine))
-			mine.Lineage[0] = "changed"
+			mine.Lineage[0], mine.Grants[0] = "changed", "changed"
 			got, err := r.Load(tb.Context(), idA)
 			require.NoError(tb, err)
 			require.Equal(tb, "c-1", got.Lineage[0])
-			got.Lineage[0] = "changed"
+			require.Equal(tb, "read /a  # one", got.Grants[0])
+			got.Lineage[0], got.Grants[0] = "changed", "changed"
 			got, err = r.Load(tb.Context(), idA)
 			require.NoError(tb, err)
 			require.Equal(tb, "c-1", got.Lineage[0])
+			require.Equal(tb, "read /a  # one", got.Grants[0])
 		},
 	},
 	{
