@@ -3,6 +3,7 @@ package portstest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -93,13 +94,18 @@ func (c faultyConfinement) Close() error {
 // trial runs a check and says whether it failed, without failing the test.
 type trial struct {
 	testing.TB
-	failed bool
+	failed  bool
+	said    string
+	skipped string
 }
 
-func (tr *trial) Errorf(string, ...any) { tr.failed = true }
-func (tr *trial) FailNow()              { tr.failed = true; runtime.Goexit() }
-func (tr *trial) Cleanup(func())        {} // what a failed case leaves is the trial's
-func (tr *trial) Helper()               {}
+func (tr *trial) Errorf(format string, args ...any) {
+	tr.failed, tr.said = true, fmt.Sprintf(format, args...)
+}
+func (tr *trial) FailNow()         { tr.failed = true; runtime.Goexit() }
+func (tr *trial) Skip(args ...any) { tr.skipped = fmt.Sprint(args...); runtime.Goexit() }
+func (tr *trial) Cleanup(func())   {} // what a failed case leaves is the trial's
+func (tr *trial) Helper()          {}
 
 // The kit itself must find faults: each of these enforcers has one, and the
 // named case fails because of it.
@@ -196,6 +202,38 @@ func TestEnforcerKitFindsFaults(t *testing.T) {
 			require.True(t, tr.failed, "the kit did not notice")
 		})
 	}
+}
+
+// try runs one check on a trial.
+func try(t *testing.T, check func(testing.TB, enforcerUnderTest), features EnforcerFeatures) *trial {
+	tr := &trial{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		check(tr, enforcerUnderTest{newEnforcer: func(testing.TB) ports.SandboxEnforcer { return landlock.New() }, features: features})
+	}()
+	<-done
+	return tr
+}
+
+// What is not proved must be seen not to be.
+func TestWithoutSpawnTheDenialsAreSkippedAndNotLeftOut(t *testing.T) {
+	testkit.RequireLandlock(t, 3)
+	for _, c := range enforcerSpawnCases {
+		tr := try(t, c.check, EnforcerFeatures{Enforces: []domain.Property{domain.PropertyFilesystem}})
+		require.Contains(t, tr.skipped, "Spawn", c.name)
+		require.False(t, tr.failed, c.name)
+	}
+}
+
+func TestAStatusThatIsNotKnownIsNamed(t *testing.T) {
+	testkit.RequireLandlock(t, 3)
+	tr := try(t, enforcerSpawnCases[0].check, EnforcerFeatures{
+		Enforces: []domain.Property{domain.PropertyFilesystem},
+		Spawn:    func(context.Context, ports.Confinement) (domain.ExitStatus, error) { return domain.ExitStatus{}, nil },
+	})
+	require.True(t, tr.failed)
+	require.Contains(t, tr.said, "set Known")
 }
 
 // spawnPlainly starts the line from here, which is right only because the
