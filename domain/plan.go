@@ -481,10 +481,17 @@ func (p SandboxPlan) String() string {
 	for _, r := range p.rules {
 		fmt.Fprintf(&b, "  %s\n", r)
 	}
-	fmt.Fprintf(&b, "  tcp connect      %s\n", portList(p.connectTCP))
-	fmt.Fprintf(&b, "  tcp bind         %s\n", portList(p.bindTCP))
-	fmt.Fprintf(&b, "  udp              %s\n", map[bool]string{true: "allow", false: "deny"}[p.udp])
-	fmt.Fprintf(&b, "  unix sockets     %s\n", p.unix)
+	// A row must not promise what the plan does without.
+	waived := func(prop Property) string {
+		if p.Requests(prop) && p.Waives(prop) {
+			return "  (waived: not enforced where the kernel cannot)"
+		}
+		return ""
+	}
+	fmt.Fprintf(&b, "  tcp connect      %s%s\n", portList(p.connectTCP), waived(PropertyTCP))
+	fmt.Fprintf(&b, "  tcp bind         %s%s\n", portList(p.bindTCP), waived(PropertyTCP))
+	fmt.Fprintf(&b, "  udp              %s%s\n", map[bool]string{true: "allow", false: "deny"}[p.udp], waived(PropertyUDP))
+	fmt.Fprintf(&b, "  unix sockets     %s%s\n", p.unix, waived(PropertyUnixSockets))
 	if len(p.env) > 0 {
 		names := make([]string, 0, len(p.env))
 		for _, e := range p.env {

@@ -471,6 +471,17 @@ func TestPlanString(t *testing.T) {
   udp              deny
   unix sockets     deny`, domain.NewSandboxPlan("empty").String())
 
+	require.Equal(t, `plan waiving
+  tcp connect      443  (waived: not enforced where the kernel cannot)
+  tcp bind         none  (waived: not enforced where the kernel cannot)
+  udp              deny  (waived: not enforced where the kernel cannot)
+  unix sockets     deny  (waived: not enforced where the kernel cannot)
+  waived           tcp, udp, unix-sockets`, domain.NewSandboxPlan("waiving").WithConnectTCP(443).
+		WithWaivers(domain.PropertyTCP, domain.PropertyUDP, domain.PropertyUnixSockets).String())
+	allowing := domain.NewSandboxPlan("allowing").WithUDP(true).WithUnixSockets(domain.UnixSocketsAllow).
+		WithWaivers(domain.PropertyUDP, domain.PropertyUnixSockets).String()
+	require.NotContains(t, allowing, "(waived", "what is allowed is not done without")
+
 	require.Equal(t, `plan "x\n  read  /"
   read             "/w/\x1b[31m\nfake: line\xff\u202e"  # "a\nb"
   ∅                ""
