@@ -54,6 +54,18 @@ func TestLinksOfTheDocumentsLeadSomewhere(t *testing.T) {
 	require.NotZero(t, pages)
 }
 
+// The README's program is one that compiles.
+func TestTheExampleOfTheReadmeCompiles(t *testing.T) {
+	root, _ := goList(t)
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	require.NoError(t, err)
+	example, err := os.ReadFile(filepath.Join(root, "composition", "example_test.go"))
+	require.NoError(t, err)
+	body := regexp.MustCompile(`(?ms)^func ask\(.*?^}$`).Find(example)
+	require.NotEmpty(t, body)
+	require.Contains(t, string(readme), "\n"+string(body)+"\n```\n", "copy the function of composition/example_test.go")
+}
+
 func TestBrokenLinks(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "there.md"), nil, 0o600))
