@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+	"strings"
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports"
@@ -26,9 +27,12 @@ func resolveRules(rules []domain.PathRule, made func(path string) bool) ([]domai
 		case err != nil:
 			return nil, &domain.InvalidError{What: "path rule", Value: r.Path, Reason: "cannot be resolved", Remedy: "check the path", Err: err}
 		case !exists && r.Presence == domain.Required && !made(canonical):
+			remedy := "make it, or mark the rule as optional"
+			if flag, ok := strings.CutPrefix(r.Why, "--"); ok {
+				remedy = "make it, or say --optional-" + flag
+			}
 			return nil, &domain.InvalidError{
-				What: "path rule", Value: r.Path, Reason: "does not exist (granted by: " + r.Why + ")",
-				Remedy: "make it, or mark the rule as optional",
+				What: "path rule", Value: r.Path, Reason: "does not exist (granted by: " + r.Why + ")", Remedy: remedy,
 			}
 		}
 		r.Path, r.Resolved = canonical, true

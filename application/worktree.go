@@ -29,9 +29,15 @@ const maxGitFile = 8 << 10
 // A ".git" that is not followed gives a note that says why. Nothing is run, and
 // no symbolic link is followed. refuse says which places are never granted.
 func linkedWorktree(workspace string, refuse func(path string) bool) (rules []domain.PathRule, note string, err error) {
+	barred := func(err error) error {
+		return &domain.InvalidError{
+			What: "workspace", Value: workspace, Reason: "cannot be entered",
+			Remedy: "pass a directory that you may list and search", Err: err,
+		}
+	}
 	root, err := os.OpenRoot(workspace)
 	if err != nil {
-		return nil, "", fmt.Errorf("open the workspace: %w", err)
+		return nil, "", barred(err)
 	}
 	defer root.Close()
 	info, err := root.Lstat(".git")
@@ -39,7 +45,7 @@ func linkedWorktree(workspace string, refuse func(path string) bool) (rules []do
 	case errors.Is(err, fs.ErrNotExist), err == nil && info.IsDir():
 		return nil, "", nil
 	case err != nil:
-		return nil, "", fmt.Errorf("examine .git: %w", err)
+		return nil, "", barred(err)
 	}
 	common, gitDir, err := followWorktree(root, workspace)
 	switch {

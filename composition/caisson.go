@@ -2,7 +2,6 @@ package composition
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -55,9 +54,7 @@ func New(ctx context.Context, opts ...Option) (*Caisson, error) {
 
 // compositionError leaves out the graph that fx tells about, and keeps what
 // errors.Is and errors.As look for.
-func compositionError(err error) error {
-	return fmt.Errorf("compose: %w", dig.RootCause(err))
-}
+func compositionError(err error) error { return dig.RootCause(err) }
 
 // Close closes every session and returns when all their processes are gone, or
 // when ctx ends, with its error. Closing twice is no error: the second call

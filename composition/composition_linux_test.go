@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -272,6 +273,7 @@ func TestAnErrorOfAConstructorKeepsItsType(t *testing.T) {
 	_, err := composition.New(t.Context(), composition.WithStateRoot(filepath.Join(file, "state")))
 	var path *os.PathError
 	require.ErrorAs(t, err, &path, "%v", err)
+	require.True(t, strings.HasPrefix(err.Error(), "state directory "), "%s", err)
 	require.Less(t, len(err.Error()), 400, "%s", err)
 }
 

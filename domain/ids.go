@@ -27,7 +27,7 @@ func ParseSessionID(s string) (SessionID, error) {
 		return "", &InvalidError{
 			What: "session id", Value: s,
 			Reason: "not a lower-case UUID",
-			Remedy: "pass the id that an earlier run printed in its events (field \"session\")",
+			Remedy: "pass the id that an earlier run printed (\"continue with: --resume ID\", or the field \"session\" of its events)",
 		}
 	}
 	return SessionID(s), nil

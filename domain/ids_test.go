@@ -64,7 +64,7 @@ func TestParseSessionID(t *testing.T) {
 			continue
 		}
 		require.Empty(t, id)
-		requireInvalid(t, err, "session id", c.text, "not a lower-case UUID", "pass the id that an earlier run printed in its events")
+		requireInvalid(t, err, "session id", c.text, "not a lower-case UUID", "continue with: --resume ID")
 	}
 }
 

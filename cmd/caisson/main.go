@@ -22,11 +22,8 @@ func main() {
 }
 
 func run() int {
-	dir, err := os.Getwd()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "caisson: the working directory:", err)
-		return 1
-	}
+	// Without one, what needs none still works.
+	dir, noDir := os.Getwd()
 	executable, err := os.Executable()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "caisson: its own program:", err)
@@ -45,6 +42,6 @@ func run() int {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	return cli.Main(context.Background(), cli.Process{
 		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		LookupEnv: os.LookupEnv, Signals: signals, Dir: dir, Executable: executable,
+		LookupEnv: os.LookupEnv, Signals: signals, Dir: dir, NoDir: noDir, Executable: executable,
 	})
 }

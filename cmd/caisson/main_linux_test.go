@@ -200,6 +200,49 @@ func TestAPipeThatIsClosedEndsTheTurn(t *testing.T) {
 	require.False(t, testkit.Alive(p.pid("pid")), "Caisson returned when the tree was gone")
 }
 
+func TestARemovedWorkingDirectory(t *testing.T) {
+	p := newPlace(t)
+	for want, args := range map[string]string{"125": "exec -- true", "2": "run --agent claude x", "0": "version"} {
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c",
+			`mkdir gone && cd gone && rmdir "$PWD" && "$0" `+asCaisson+` `+args+`; echo "code $?"`, p.program)
+		cmd.Env, cmd.Dir = p.env, p.workspace
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err)
+		require.Contains(t, string(out), "code "+want+"\n")
+		if want != "0" {
+			require.Contains(t, string(out), "cd to a directory that exists")
+		}
+	}
+}
+
+// Root may enter every directory, so root becomes somebody else.
+func TestAWorkspaceThatTheUserMayNotEnter(t *testing.T) {
+	p := newPlace(t)
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
+	barred := filepath.Join(dir, "barred")
+	require.NoError(t, os.Mkdir(barred, 0o700))
+	program := filepath.Join(dir, "caisson")
+	data, err := os.ReadFile(p.program)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, data, 0o755))
+	state := filepath.Join(dir, "state")
+	require.NoError(t, os.Mkdir(state, 0o700))
+
+	cmd := exec.CommandContext(t.Context(), program, asCaisson, "run", "--agent", "claude", "--agent-bin", program, "--workspace", barred, "x")
+	cmd.Env, cmd.Dir = []string{"PATH=/usr/bin:/bin", "HOME=" + dir, "XDG_STATE_HOME=" + state}, "/"
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Chown(state, 65534, 65534))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	} else {
+		require.NoError(t, os.Chmod(barred, 0))
+	}
+	out, err := cmd.CombinedOutput()
+	require.Equal(t, 2, code(t, err), "%s", out)
+	require.Contains(t, string(out), `workspace "`+barred+`": cannot be entered`)
+	require.Contains(t, string(out), "list and search")
+}
+
 func TestExecGivesItsOwnInputAndOutputToTheCommand(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	p := newPlace(t)

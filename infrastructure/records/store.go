@@ -213,7 +213,7 @@ func (s *Store) Load(ctx context.Context, id domain.SessionID) (domain.SessionRe
 	}
 	unknown := &domain.InvalidError{
 		What: "session", Value: string(id), Reason: "no such session in " + s.root,
-		Remedy: "pass the id that an earlier run printed in its events (field \"session\")",
+		Remedy: "pass the id that an earlier run printed (\"continue with: --resume ID\", or the field \"session\" of its events)",
 	}
 	session, err := s.openSession(ctx, id, false)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/composition"
+	"github.com/caisson-run/caisson/domain"
 )
 
 // Process is what a run of the program has around it.
@@ -25,8 +26,9 @@ type Process struct {
 	LookupEnv func(name string) (string, bool)
 	// Signals brings the signals that came; nil for none.
 	Signals <-chan os.Signal
-	// Dir is the absolute working directory.
-	Dir string
+	// Dir is the absolute working directory, "" if there is none because of NoDir.
+	Dir   string
+	NoDir error
 	// Executable is the path of a program that hosts the fake agent, as this
 	// one does; the demonstration runs it.
 	Executable string
@@ -74,20 +76,50 @@ func (a *app) root() *cobra.Command {
 		Long:          long,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("no command: see %q", cmd.CommandPath()+" --help")}
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("no command %q%s", args[0], seeHelp(cmd))}
+			}
+			return nil
 		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return usageError{fmt.Errorf("no command%s", seeHelp(cmd))}
+		},
+		Version: version(),
 	}
+	root.SetVersionTemplate(versionLine())
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{fmt.Errorf("%w%s", err, seeHelp(cmd))} })
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(a.runCommand(), a.execCommand(), a.planCommand(), a.doctorCommand(), a.demoCommand(), a.versionCommand())
 	return root
+}
+
+// seeHelp ends the message of a fault in the arguments.
+func seeHelp(cmd *cobra.Command) string { return fmt.Sprintf("; see %q", cmd.CommandPath()+" --help") }
+
+// noArgs is for a command that takes flags alone.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("%s takes flags alone, not %q%s", cmd.Name(), args[0], seeHelp(cmd))}
+	}
+	return nil
 }
 
 // compose makes the composition for this process.
 func (a *app) compose(ctx context.Context, opts ...composition.Option) (*composition.Caisson, error) {
 	all := []composition.Option{composition.WithEnviron(a.LookupEnv)}
 	return composition.New(ctx, append(append(all, a.Compose...), opts...)...)
+}
+
+// needDir says why there is no working directory, nil if there is one.
+func (a *app) needDir() error {
+	if a.NoDir == nil {
+		return nil
+	}
+	return &domain.InvalidError{
+		What: "working directory", Value: ".", Reason: "there is none any more, or it cannot be told",
+		Remedy: "cd to a directory that exists", Err: a.NoDir,
+	}
 }
 
 // abs makes a path absolute; a relative one starts at the working directory.

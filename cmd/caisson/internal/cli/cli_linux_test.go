@@ -42,6 +42,7 @@ type bench struct {
 	state     string
 	stdin     io.Reader
 	signals   chan os.Signal
+	noDir     error
 	stdout    io.Writer // beside the buffer
 	tty       *os.File  // instead of the buffer
 	env       string    // a variable that is set, beside the process's
@@ -94,7 +95,7 @@ func (b *bench) run(args ...string) result {
 	}
 	code := cli.Main(b.t.Context(), cli.Process{
 		Args: args, Stdin: b.stdin, Stdout: out, Stderr: &stderr, LookupEnv: lookup,
-		Signals: b.signals, Dir: b.workspace, Executable: program, Compose: append(opts, b.compose...),
+		Signals: b.signals, Dir: b.workspace, NoDir: b.noDir, Executable: program, Compose: append(opts, b.compose...),
 	})
 	return result{code, stdout.String(), stderr.String()}
 }
@@ -140,8 +141,8 @@ func TestBadInput(t *testing.T) {
 		says  []string
 	}{
 		"no command":             {args: nil, code: 2, says: []string{"no command", "--help"}},
-		"unknown command":        {args: []string{"fly"}, code: 2, says: []string{`"fly"`}},
-		"unknown flag":           {args: run("--frobnicate", "x"), code: 2, says: []string{"--frobnicate"}},
+		"unknown command":        {args: []string{"fly"}, code: 2, says: []string{`"fly"`, `see "caisson --help"`}},
+		"unknown flag":           {args: run("--frobnicate", "x"), code: 2, says: []string{"--frobnicate", `see "caisson run --help"`}},
 		"flag of a later issue":  {args: run("--udp", "x"), code: 2, says: []string{"--udp"}},
 		"no agent":               {args: []string{"run", "x"}, code: 2, says: []string{"--agent", "claude"}},
 		"unknown agent":          {args: []string{"run", "--agent", "gemini", "x"}, code: 2, says: []string{`"gemini"`, "claude, codex"}},
@@ -160,10 +161,11 @@ func TestBadInput(t *testing.T) {
 		"NUL in workspace":       {args: run("--workspace", "/tmp/a\x00b", "x"), code: 2, says: []string{`"/tmp/a\x00b"`}},
 		"NUL in path":            {args: run("--ro", "/a\x00b", "x"), code: 2, says: []string{`/a\x00b`}},
 		"empty path":             {args: run("--ro", "", "x"), code: 2, says: []string{"--ro", "empty path"}},
-		"missing path":           {args: run("--rw", "/nonexistent/dir", "x"), code: 2, says: []string{"/nonexistent/dir", "--rw", "optional"}},
-		"malformed session id":   {args: run("--resume", "../../etc", "x"), code: 2, says: []string{"--resume", "../../etc", "UUID"}},
-		"unknown session id":     {args: run("--resume", id, "x"), code: 2, says: []string{id}},
-		"duration":               {args: run("--timeout", "soon", "x"), code: 2, says: []string{"--timeout", "soon"}},
+		"missing path":           {args: run("--rw", "/nonexistent/dir", "x"), code: 2, says: []string{"/nonexistent/dir", "--rw", "say --optional-rw\n"}},
+		"malformed session id":   {args: run("--resume", "../../etc", "x"), code: 2, says: []string{"--resume", "../../etc", "UUID", "continue with: --resume"}},
+		"unknown session id":     {args: run("--resume", id, "x"), code: 2, says: []string{id, "continue with: --resume"}},
+		"duration":               {args: run("--timeout", "soon", "x"), code: 2, says: []string{"--timeout", "soon", "90s"}},
+		"duration without unit":  {args: run("--timeout", "3", "x"), code: 2, says: []string{"--timeout", "write 3s"}},
 		"negative duration":      {args: run("--timeout", "-1s", "x"), code: 2, says: []string{"--timeout", "negative"}},
 		"negative idle":          {args: run("--idle-timeout", "-1s", "x"), code: 2, says: []string{"--idle-timeout", "negative"}},
 		"port 0":                 {args: run("--connect-tcp", "0", "x"), code: 2, says: []string{"--connect-tcp", `"0"`, "65535"}},
@@ -176,7 +178,7 @@ func TestBadInput(t *testing.T) {
 		"plan with argument":     {args: []string{"plan", "--agent", "claude", "x"}, code: 2, says: []string{`"x"`}},
 		"doctor with argument":   {args: []string{"doctor", "x"}, code: 2, says: []string{`"x"`}},
 		"exec nothing":           {args: []string{"exec"}, code: 125, says: []string{"no command"}},
-		"exec unknown flag":      {args: []string{"exec", "--frobnicate", "--", "true"}, code: 125, says: []string{"--frobnicate"}},
+		"exec unknown flag":      {args: []string{"exec", "--frobnicate", "--", "true"}, code: 125, says: []string{"--frobnicate", `see "caisson exec --help"`}},
 		"exec unknown property":  {args: []string{"exec", "--waive", "gravity", "--", "true"}, code: 125, says: []string{"gravity", "filesystem"}},
 		"exec NUL":               {args: []string{"exec", "--", "/bin/echo", "a\x00b"}, code: 125, says: []string{`"a\x00b"`, "NUL"}},
 		"exec missing path":      {args: []string{"exec", "--ro", "/nonexistent/dir", "--", "true"}, code: 125, says: []string{"/nonexistent/dir"}},
@@ -200,6 +202,28 @@ func TestBadInput(t *testing.T) {
 			require.Empty(t, got.stdout)
 			b.requireUntouched()
 		})
+	}
+}
+
+func TestWithoutAWorkingDirectory(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code int
+	}{
+		{[]string{"exec", "--", "true"}, 125},
+		{[]string{"run", "--agent", "claude", "x"}, 2},
+		{[]string{"plan", "--agent", "claude"}, 2},
+		{[]string{"version"}, 0},
+	} {
+		b := newBench(t)
+		b.noDir = syscall.ENOENT
+		got := b.run(c.args...)
+		require.Equal(t, c.code, got.code, got.stderr)
+		if c.code != 0 {
+			require.Contains(t, got.stderr, "working directory")
+			require.Contains(t, got.stderr, "cd to a directory that exists")
+		}
+		b.requireUntouched()
 	}
 }
 
@@ -335,6 +359,23 @@ func TestAnInterruptBeforeTheTurn(t *testing.T) {
 	require.Equal(t, 130, code, stderr.String())
 }
 
+// full is a standard output on a full disk.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestAFullDiskIsNotCalledAClosedOutput(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	b.stdout = full{}
+	got := b.run("run", "--agent", "claude", fakecli.Script("say one", "hang"))
+	require.Equal(t, 1, got.code, got.stderr)
+	require.Contains(t, got.stderr, "standard output cannot be written")
+	require.Contains(t, got.stderr, syscall.ENOSPC.Error())
+	require.NotContains(t, got.stderr, "closed")
+}
+
 // closed is a standard output whose reader leaves after a while.
 type closed struct{ after int }
 
@@ -463,7 +504,7 @@ func TestExec(t *testing.T) {
 		"no variable":    {args: sh("echo ${CAISSON_TEST_SECRET-unset}"), stdout: "unset\n"},
 		"passed on":      {args: []string{"exec", "--env", "CAISSON_TEST_SECRET", "--", "/bin/sh", "-c", "echo $CAISSON_TEST_SECRET"}, stdout: "hunter2\n"},
 		"private tmpdir": {args: sh(`touch "$TMPDIR/x" && echo made`), stdout: "made\n"},
-		"unconfined":     {args: []string{"exec", "--sandbox", "off", "--", "/bin/sh", "-c", "exit 5"}, code: 5},
+		"unconfined":     {args: []string{"exec", "--sandbox", "off", "--", "/bin/sh", "-c", "exit 5"}, code: 5, stderr: "caisson: UNCONFINED: --sandbox off\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("CAISSON_TEST_SECRET", "hunter2")
@@ -489,6 +530,7 @@ func TestPlan(t *testing.T) {
 	b := newBench(t)
 	got := b.run("plan", "--agent", "claude", "--ro", "/usr/share", "--env", "TOKEN=hunter2", "--waive", "ipc", "--connect-tcp", "1234")
 	require.Equal(t, 0, got.code, got.stderr)
+	require.Regexp(t, `\n  udp +deny  \(waived: not enforced where the kernel cannot\)\n`, got.stdout)
 	for _, s := range []string{"plan coding", b.workspace, "/usr/share", "--ro", "TOKEN", "1234", "ipc", "digest"} {
 		require.Contains(t, got.stdout, s)
 	}
@@ -519,6 +561,7 @@ func TestDoctor(t *testing.T) {
 	for _, s := range []string{"landlock, ABI ", "filesystem", "enforced", "udp", "claude", "codex", "denied the write: yes", "the sandbox holds"} {
 		require.Contains(t, got.stdout, s)
 	}
+	require.Equal(t, os.Geteuid() == 0, strings.Contains(got.stdout, "root, which is advised against"), got.stdout)
 	got = b.run("doctor", "--json")
 	require.Equal(t, 0, got.code, got.stdout)
 	var d struct {
@@ -607,6 +650,11 @@ func TestTheDemoFailsWhereNothingIsEnforced(t *testing.T) {
 func TestVersionAndHelp(t *testing.T) {
 	b := newBench(t)
 	require.Contains(t, b.run("version").stdout, "caisson ")
+	require.Equal(t, b.run("version"), b.run("--version"))
+	help := b.run("exec", "--help").stdout
+	for _, s := range []string{"$HOME", "working directory is granted", "no job control"} {
+		require.Contains(t, strings.Join(strings.Fields(help), " "), s)
+	}
 	got := b.run("--help")
 	require.Equal(t, 0, got.code)
 	for _, command := range []string{"run", "exec", "plan", "doctor", "demo", "version"} {

@@ -40,7 +40,7 @@ expectation is checked on the file system or the process table.
 
 Exit codes: 0 all expectations hold; 1 one does not; 3 the sandbox cannot be
 enforced here.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			watch := a.watch(cmd.Context())
 			defer watch.stop()

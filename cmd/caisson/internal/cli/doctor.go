@@ -32,7 +32,7 @@ and prove it with a confined child that may write in one directory and must not
 write in another, and with the same child unconfined.
 
 Exit codes: 0 the proof holds; 3 it does not.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), asJSON) },
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one line of JSON")
@@ -49,7 +49,7 @@ func (a *app) doctor(ctx context.Context, asJSON bool) error {
 
 	line := jsonl.AppendDoctor(nil, d)
 	if !asJSON {
-		line = doctorText(d)
+		line = doctorText(d, os.Geteuid() == 0)
 	}
 	if _, err := a.Stdout.Write(line); err != nil {
 		return failure{err}
@@ -186,12 +186,15 @@ func exists(path string) (bool, error) {
 	return err == nil, err
 }
 
-func doctorText(d jsonl.Doctor) []byte {
+func doctorText(d jsonl.Doctor, root bool) []byte {
 	var b bytes.Buffer
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-18s %s\n", name, ui.Line(fmt.Sprintf(format, args...)))
 	}
 	row("system", "%s %s", d.OS, d.Kernel)
+	if root {
+		row("user", "root, which is advised against: what is not dropped of root's capabilities, agents inherit")
+	}
 	if d.ABI > 0 {
 		row("enforcer", "%s, ABI %d", d.Enforcer, d.ABI)
 	} else {

@@ -3,12 +3,14 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/application"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports"
 )
@@ -20,7 +22,9 @@ func (a *app) execCommand() *cobra.Command {
 		Short: "Run any command under a plan",
 		Long: `Run a command under the sandbox, with standard input, output and error passed
 through and signals passed on. It gets the system's programs, a private TMPDIR
-that is removed afterwards, and what the flags grant.
+that is removed afterwards, and what the flags grant: neither $HOME nor the
+working directory is granted by itself. The command is a session of its own
+without a controlling terminal, so a shell in it has no job control.
 
 Exit codes: the command's own; 128+n if signal n ended it; 125 Caisson failed or
 refused; 126 the command is not executable, or running it was denied; 127 it was
@@ -41,7 +45,9 @@ not found.`,
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().SetInterspersed(false)
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded{err, exitExecFailed} })
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return coded{fmt.Errorf("%w%s", err, seeHelp(cmd)), exitExecFailed}
+	})
 	flags.add(cmd.Flags())
 	return cmd
 }
@@ -53,7 +59,12 @@ func (a *app) exec(ctx context.Context, flags policyFlags, argv []string) (_ int
 			err = coded{err, execCode(err)}
 		}
 	}()
-	request := application.ExecRequest{Argv: argv, Dir: a.Dir, Stdio: ports.Stdio{In: a.Stdin, Out: a.Stdout, Err: a.Stderr}}
+	if err := a.needDir(); err != nil {
+		return 0, err
+	}
+	request := application.ExecRequest{Argv: argv, Dir: a.Dir, Stdio: ports.Stdio{
+		In: a.Stdin, Out: a.Stdout, Err: a.Stderr, Started: a.warnUnconfined,
+	}}
 	if request.Policy, err = flags.policy(a.abs); err != nil {
 		return 0, err
 	}
@@ -80,6 +91,13 @@ func (a *app) exec(ctx context.Context, flags policyFlags, argv []string) (_ int
 		return exitSignalBase + exit.SignalNumber, nil
 	default:
 		return exit.Code, nil
+	}
+}
+
+// warnUnconfined says that nothing is enforced.
+func (a *app) warnUnconfined(r domain.Receipt) {
+	if r.Unconfined {
+		fmt.Fprintf(a.Stderr, "caisson: %s\n", ui.Line(r.String()))
 	}
 }
 

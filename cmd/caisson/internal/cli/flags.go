@@ -133,13 +133,26 @@ func (f *policyFlags) mode() (application.SandboxMode, error) {
 	return application.SandboxMode{}, &domain.InvalidError{What: "--sandbox", Value: f.sandbox, Reason: "unknown", Remedy: "required or off"}
 }
 
-// notNegative checks a duration.
-func notNegative(flag string, d time.Duration) error {
-	if d < 0 {
-		return &domain.InvalidError{What: flag, Value: d.String(), Reason: "negative", Remedy: "0 for no limit"}
+// duration is a limit on time as a flag.
+type duration time.Duration
+
+func (d *duration) Set(s string) error {
+	parsed, err := time.ParseDuration(s)
+	switch _, number := strconv.ParseUint(s, 10, 64); {
+	case err != nil && number == nil:
+		return fmt.Errorf("no unit: write %ss or %sm", s, s)
+	case err != nil:
+		return fmt.Errorf("no time: write 90s, 10m or 1h30m")
+	case parsed < 0:
+		return fmt.Errorf("negative: 0 is for no limit")
 	}
+	*d = duration(parsed)
 	return nil
 }
+
+func (d *duration) String() string { return time.Duration(*d).String() }
+
+func (*duration) Type() string { return "duration" }
 
 // output is the form in which results are printed.
 type output struct{ json bool }

@@ -23,12 +23,7 @@ func (a *app) planCommand() *cobra.Command {
 		Long: `Show the sandbox plan that "caisson run" with the same flags would run under:
 every path with its access and the reason for it, the network, the environment,
 the limits, and what is waived. Nothing is started and no session is begun.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("plan takes flags alone, not %q", args[0])}
-			}
-			return nil
-		},
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			request, err := flags.request(a)
 			if err != nil {

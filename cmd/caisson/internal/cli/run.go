@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,13 +39,16 @@ func (f *sessionFlags) addTo(cmd *cobra.Command) {
 	flags.StringVar(&f.resume, "resume", "", "continue the session `ID`")
 	flags.StringVar(&f.model, "model", "", "the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
-	flags.DurationVar(&f.timeout, "timeout", 0, "end the turn after this time, for example 90s or 10m; 0 for never")
-	flags.DurationVar(&f.idle, "idle-timeout", 0, "end the turn after this time without output or a running tool; 0 for never")
+	flags.Var((*duration)(&f.timeout), "timeout", "end the turn after this `TIME`, for example 90s or 10m; 0 for never")
+	flags.Var((*duration)(&f.idle), "idle-timeout", "end the turn after this `TIME` without output or a running tool; 0 for never")
 }
 
 // request returns what the flags ask for.
 func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
 	r := application.OpenRequest{Agent: domain.AgentKind(f.agent), Model: f.model}
+	if err := a.needDir(); err != nil {
+		return r, err
+	}
 	if f.resume != "" {
 		id, err := domain.ParseSessionID(f.resume)
 		if err != nil {
@@ -63,9 +67,6 @@ func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
 		r.Workspace = a.abs(f.workspace)
 	case f.resume == "":
 		r.Workspace = a.Dir
-	}
-	if err := errors.Join(notNegative("--timeout", f.timeout), notNegative("--idle-timeout", f.idle)); err != nil {
-		return r, err
 	}
 	var err error
 	if r.Policy, err = f.policy(a.abs); err != nil {
@@ -165,8 +166,13 @@ func (a *app) printer() *ui.Printer {
 	return ui.New(a.Stdout, opt)
 }
 
-// errNobodyReads is why a turn is cancelled whose output was closed.
-var errNobodyReads = errors.New("standard output was closed")
+// notWritten is why a turn is cancelled whose output went nowhere.
+func notWritten(err error) error {
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, os.ErrClosed) {
+		return coded{fmt.Errorf("standard output was closed: %w", err), exitCancelled}
+	}
+	return failure{fmt.Errorf("standard output cannot be written: %w", err)}
+}
 
 // run runs one turn in a session of its own.
 func (a *app) run(ctx context.Context, request application.OpenRequest, prompt string, give sink) error {
@@ -211,7 +217,7 @@ func (a *app) turn(ctx context.Context, watch *watch, request application.OpenRe
 			watch.diesWithUs.Store(applied.Receipt.Tree == domain.TreeKeeper)
 		}
 		if err := give(e); err != nil {
-			return coded{fmt.Errorf("%w: %w", errNobodyReads, err), exitCancelled}
+			return notWritten(err)
 		}
 		if final, ok := e.Reply.(domain.Final); ok {
 			a.code = outcomeCode(final.Outcome)

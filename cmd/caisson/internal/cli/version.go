@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
 
@@ -12,15 +13,20 @@ func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintf(a.Stdout, "caisson %s (%s, %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := io.WriteString(a.Stdout, versionLine())
 			if err != nil {
 				return failure{err}
 			}
 			return nil
 		},
 	}
+}
+
+// versionLine is what the command and the flag print.
+func versionLine() string {
+	return fmt.Sprintf("caisson %s (%s, %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // version is the module's version as the Go command recorded it.
