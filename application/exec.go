@@ -3,6 +3,7 @@ package application
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -23,7 +24,7 @@ import (
 // A command that is not found gives a *domain.SpawnError that is fs.ErrNotExist,
 // one that cannot be executed one that is fs.ErrPermission. How the command
 // ended is in the result and is no error.
-func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (_ ports.CommandResult, err error) {
+func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.CommandResult, err error) {
 	id, err := newSessionID()
 	if err != nil {
 		return ports.CommandResult{}, err
@@ -34,7 +35,18 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (_ ports.Comma
 	}
 	// The temporary directory is one of the kind that sessions have: below the
 	// state, private, and removed in the same way.
-	defer func() { err = errors.Join(err, o.records.Remove(context.WithoutCancel(ctx), id)) }()
+	defer func() {
+		removed := o.records.Remove(context.WithoutCancel(ctx), id)
+		if removed == nil {
+			return
+		}
+		removed = fmt.Errorf("remove the command's temporary directory: %w", removed)
+		if err != nil {
+			err = errors.Join(err, removed)
+		} else {
+			result.CleanUp = removed
+		}
+	}()
 	dirs, err := o.records.Dirs(ctx, id)
 	if err != nil {
 		return ports.CommandResult{}, err

@@ -356,13 +356,24 @@ func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rule
 
 // homePath returns the PATH entries below $HOME that can be granted: existing
 // directories that contain neither the workspace nor the state and lie in
-// neither. An entry that leads out of $HOME, by a symbolic link, is none of
-// them: it may lead anywhere.
+// neither. An entry that has a symbolic link below $HOME is none of them: it may
+// lead anywhere, and an earlier session's agent may have made it.
 func (l *launch) homePath() []string {
 	var granted []string
+	home, _ := l.o.host.LookupEnv("HOME")
 	for _, entry := range l.path {
+		if l.home == "" || entry == l.home {
+			continue
+		}
+		// $HOME itself may have links in it: compare below it.
+		below, ok := strings.CutPrefix(entry, filepath.Clean(home)+string(filepath.Separator))
+		if !ok {
+			if below, ok = strings.CutPrefix(entry, l.home+string(filepath.Separator)); !ok {
+				continue
+			}
+		}
 		dir, exists, err := canonicalPath(entry)
-		if err != nil || !exists || l.home == "" || dir == l.home || !covers(l.home, dir) {
+		if err != nil || !exists || dir != filepath.Join(l.home, below) {
 			continue
 		}
 		if info, err := os.Stat(dir); err != nil || !info.IsDir() {

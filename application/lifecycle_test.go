@@ -726,3 +726,38 @@ func TestAPolicyReplacesVariablesOfThePreset(t *testing.T) {
 	require.Contains(t, env, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	require.NotContains(t, preview.Plan.String(), "secret")
 }
+
+// A PATH entry in a project is a usual thing (node_modules/.bin). An agent that
+// once worked in the project may have put a link in its place.
+func TestALinkOnPATHGrantsNothing(t *testing.T) {
+	r := newRig(t)
+	bin := filepath.Join(r.home, "other", "node_modules", ".bin")
+	secret := filepath.Join(r.home, ".ssh")
+	mkdir(t, filepath.Dir(bin))
+	mkdir(t, secret)
+	r.env["PATH"] = bin + ":/usr/bin"
+	granted := func() (paths []string) {
+		preview, err := r.Plan(t.Context(), application.OpenRequest{Agent: "fake", Workspace: r.workspace})
+		require.NoError(t, err)
+		for _, rule := range preview.Plan.Rules() {
+			if rule.Why == "PATH" {
+				paths = append(paths, rule.Path)
+			}
+		}
+		return paths
+	}
+	mkdir(t, bin)
+	require.Equal(t, []string{bin}, granted())
+	require.NoError(t, os.Remove(bin))
+	require.NoError(t, os.Symlink(secret, bin))
+	require.Empty(t, granted())
+
+	// $HOME itself may be a link.
+	require.NoError(t, os.Remove(bin))
+	mkdir(t, bin)
+	link := filepath.Join(t.TempDir(), "home")
+	require.NoError(t, os.Symlink(r.home, link))
+	r.env["HOME"] = link
+	r.env["PATH"] = filepath.Join(link, "other", "node_modules", ".bin")
+	require.Equal(t, []string{bin}, granted())
+}

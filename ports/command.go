@@ -44,4 +44,8 @@ const (
 type CommandResult struct {
 	Receipt domain.Receipt
 	Exit    domain.ExitStatus
+	// CleanUp is what went wrong after the command's end, such as files that
+	// something left running keeps making; nil if nothing did. The command's own
+	// end stands all the same.
+	CleanUp error
 }

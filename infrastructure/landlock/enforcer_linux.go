@@ -196,6 +196,8 @@ func (e *Enforcer) ruleFailed(r domain.PathRule, err error) error {
 		f.Remedy = "grant nothing below a directory that somebody else changes links in"
 	case errors.Is(err, errSelf):
 		f.Remedy = "grant /proc, or leave the rule out: the child's own directory does not exist yet"
+	case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
+		f.Remedy = "raise the limit on open files (ulimit -n)"
 	case errors.Is(err, fs.ErrPermission):
 		f.Remedy = "make it reachable for this user, mark the rule optional, or leave it out"
 	case unreachable(err) && r.Access.Has(domain.AccessMakeReg):

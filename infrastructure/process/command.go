@@ -137,6 +137,8 @@ func (s *Spawner) followCommand(ctx context.Context, c *child, exited <-chan str
 	done := ctx.Done()
 	kill := time.NewTimer(forever)
 	defer kill.Stop()
+	look := time.NewTicker(threadLook)
+	defer look.Stop()
 	for {
 		select {
 		case <-exited:
@@ -151,6 +153,8 @@ func (s *Spawner) followCommand(ctx context.Context, c *child, exited <-chan str
 			done = nil
 			c.signalGroup(ports.SignalTerminate)
 			kill.Reset(graces.Terminate)
+		case <-look.C:
+			c.reapThreads()
 		case <-kill.C:
 			// What the walk does not find is not the command any more.
 			_ = c.kill()

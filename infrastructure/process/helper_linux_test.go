@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -28,11 +29,19 @@ var helpers = map[string]func(args []string) int{
 	"setuid":      setuidDuringSpawns,
 	"unscoped":    unscopedKeeper,
 	"orchestrate": orchestrate,
+	"traced":      endWithATracedThread,
+	"siblings":    startSiblings,
+	"spawning":    spawnForEver,
 }
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "__helper" {
 		os.Exit(helpers[os.Args[2]](os.Args[3:]))
+	}
+	if signal.Ignored(os.Interrupt) {
+		// As in a background job of a shell. Children inherit it, and a shell
+		// cannot trap what was ignored when it started.
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 	}
 	os.Exit(m.Run())
 }
@@ -41,10 +50,10 @@ func TestMain(m *testing.M) {
 func helperLine(t testing.TB, plan domain.SandboxPlan, args ...string) domain.SpawnLine {
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	return domain.SpawnLine{
-		Path: exe, Argv: append([]string{exe, "__helper"}, args...), Dir: "/",
-		Sandbox: plan.WithRules(domain.PathRule{Path: exe, Access: domain.AccessReadExec}),
+	if plan.IsConfined() {
+		plan = plan.WithRules(domain.PathRule{Path: exe, Access: domain.AccessReadExec})
 	}
+	return domain.SpawnLine{Path: exe, Argv: append([]string{exe, "__helper"}, args...), Dir: "/", Sandbox: plan}
 }
 
 // shLine is a spawn line that runs a shell command.
@@ -122,6 +131,12 @@ func await(t testing.TB, what string, ok func() bool) {
 			t.Fatalf("still waiting for %s", what)
 		}
 	}
+}
+
+// alive reports whether a process exists and is no zombie.
+func alive(pid int) bool {
+	st, ok := readStat(pid)
+	return ok && st.alive()
 }
 
 // readPid waits for a pid that a child writes to a file.

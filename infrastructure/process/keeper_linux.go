@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // keeperScript is what the keeper runs. Its commands come on standard input:
@@ -124,9 +126,10 @@ func (k *keeper) kill() error {
 	return err
 }
 
-// left returns the members of the domain that are not dead. Zombies, which
-// somebody else has to reap, do not count.
-func (k *keeper) left() ([]int, error) {
+// left returns the members of the domain that are not dead, without main, the
+// turn's own process. Zombies, which somebody else has to reap, do not count;
+// those that are the orchestrator's children are reaped, but for main.
+func (k *keeper) left(main int) ([]int, error) {
 	answer, err := k.ask("probe")
 	if err != nil {
 		return nil, err
@@ -141,8 +144,15 @@ func (k *keeper) left() ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the keeper answers %q to probe", answer)
 		}
-		if alive(pid) {
+		st, ok := readStat(pid)
+		switch {
+		case !ok:
+		case st.alive():
 			pids = append(pids, pid)
+		case st.ppid == os.Getpid() && pid != main:
+			// Started with CLONE_PARENT, so it became our own child. Nobody else
+			// reaps it.
+			_, _ = unix.Wait4(pid, nil, unix.WALL|unix.WNOHANG, nil)
 		}
 	}
 	return pids, nil
@@ -186,13 +196,6 @@ func (k *keeper) answer() (string, error) {
 		return "", fmt.Errorf("keeper: %w", err)
 	}
 	return strings.TrimSuffix(line, "\n"), nil
-}
-
-// alive reports whether a process exists and is no zombie. A process whose
-// main thread has exited shows as a zombie while other threads run on.
-func alive(pid int) bool {
-	st, ok := readStat(pid)
-	return ok && st.alive()
 }
 
 // closeFiles closes what is open and forgets it.

@@ -53,6 +53,10 @@ const (
 // DefaultDrain is how long output is read after its writers should be gone.
 const DefaultDrain = 2 * time.Second
 
+// threadLook is how often a running child is looked at for dead threads that
+// only the orchestrator can reap.
+const threadLook = time.Second
+
 // stderrTail is how much of the end of stderr a turn keeps.
 const stderrTail = 16 << 10
 
@@ -210,10 +214,14 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 // Receipt says what was enforced.
 func (r *Run) Receipt() domain.Receipt { return r.child.receipt }
 
-// Write queues bytes for the child's stdin. It never waits.
+// Write queues bytes for the child's stdin. It never waits. A child that does
+// not read what it asks for is ended.
 func (r *Run) Write(b []byte) {
-	if r.stdin != nil && len(b) > 0 {
-		r.stdin.write(b)
+	if r.stdin == nil || len(b) == 0 {
+		return
+	}
+	if r.stdin.write(b); r.stdin.waiting() > stdinLimit {
+		r.endFor(ending{domain.EndOutputLimit, fmt.Sprintf("the agent does not read its input: more than %d bytes are waiting", stdinLimit)})
 	}
 }
 
@@ -347,6 +355,8 @@ func (r *Run) supervise() {
 	defer idle.Stop()
 	grace := time.NewTimer(forever)
 	defer grace.Stop()
+	look := time.NewTicker(threadLook)
+	defer look.Stop()
 	result := r.result
 
 running:
@@ -368,6 +378,9 @@ running:
 				continue
 			}
 			e = ending{domain.EndIdle, (&domain.TimeoutError{Idle: true, Limit: limits.Idle}).Error()}
+		case <-look.C:
+			r.child.reapThreads()
+			continue
 		case <-result:
 			result = nil
 			grace.Reset(r.spec.Graces.Result)
@@ -398,11 +411,17 @@ func (r *Run) descend() {
 func (r *Run) waitExit(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
-	select {
-	case <-r.exited:
-		return true
-	case <-t.C:
-		return false
+	look := time.NewTicker(threadLook / 10)
+	defer look.Stop()
+	for {
+		select {
+		case <-r.exited:
+			return true
+		case <-look.C:
+			r.child.reapThreads()
+		case <-t.C:
+			return false
+		}
 	}
 }
 

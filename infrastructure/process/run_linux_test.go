@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -292,6 +293,87 @@ func TestBystandersAreNotHit(t *testing.T) {
 	}
 }
 
+// endWithATracedThread makes the orchestrator the tracer of a thread that ends:
+// until the tracer has reaped it, nobody can wait for the process.
+func endWithATracedThread([]string) int {
+	go func() {
+		runtime.LockOSThread()
+		if _, _, errno := unix.RawSyscall(unix.SYS_PTRACE, unix.PTRACE_TRACEME, 0, 0); errno != 0 {
+			fmt.Println("traceme:", errno)
+		}
+		unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0) // this thread alone
+	}()
+	time.Sleep(200 * time.Millisecond)
+	return 7
+}
+
+func TestADeadTracedThreadHoldsNothingUp(t *testing.T) {
+	dir := tempDir(t)
+	for name, plan := range modes(t, dir) {
+		t.Run(name, func(t *testing.T) {
+			testkit.NoLeaks(t)
+			begun := time.Now()
+			stdout, _, end := collect(t, startTurn(t, confinedSpawner(), TurnSpec{Line: helperLine(t, plan, "traced")}))
+			require.Empty(t, stdout)
+			require.Equal(t, domain.ExitStatus{Known: true, Code: 7}, end.Exit)
+			res, err := confinedSpawner().Run(context.Background(), helperLine(t, plan, "traced"), ports.Stdio{})
+			require.NoError(t, err)
+			require.Equal(t, domain.ExitStatus{Known: true, Code: 7}, res.Exit)
+			require.Less(t, time.Since(begun), 15*time.Second)
+		})
+	}
+}
+
+// startSiblings starts processes that are children of the orchestrator, not of
+// the agent: clone(2), CLONE_PARENT.
+func startSiblings([]string) int {
+	for range 5 {
+		pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_PARENT|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+		if errno != 0 {
+			fmt.Println("clone:", errno)
+			return 1
+		}
+		if pid == 0 {
+			for {
+				unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+			}
+		}
+	}
+	return 0
+}
+
+func TestSiblingsAreKilledAndReaped(t *testing.T) {
+	dir := tempDir(t)
+	for name, plan := range modes(t, dir) {
+		t.Run(name, func(t *testing.T) {
+			testkit.NoLeaks(t) // zombies included
+			stdout, _, end := collect(t, startTurn(t, confinedSpawner(), TurnSpec{Line: helperLine(t, plan, "siblings")}))
+			require.Empty(t, stdout)
+			require.True(t, end.Exit.Success())
+			require.Empty(t, testkit.Children())
+		})
+	}
+}
+
+func TestAChildThatDoesNotReadIsEnded(t *testing.T) {
+	testkit.NoLeaks(t)
+	line := shLine("/", domain.Unconfined("test"), "echo up; exec sleep 1000")
+	line.KeepStdinOpen = true
+	run := startTurn(t, NewSpawner(Config{}), TurnSpec{Line: line, Graces: quick})
+	chunk := make([]byte, 1<<20)
+	require.NoError(t, run.Lines(func(Line) error {
+		for range stdinLimit>>20 + 1 {
+			run.Write(chunk)
+		}
+		return nil
+	}))
+	end, err := run.Wait()
+	require.NoError(t, err)
+	require.Equal(t, domain.EndOutputLimit, end.Cause)
+	require.Contains(t, end.Detail, "does not read its input")
+	require.NoError(t, run.Close())
+}
+
 // orchestrate starts a confined turn in a directory and waits to be killed.
 func orchestrate(args []string) int {
 	dir := args[0]
@@ -318,6 +400,53 @@ func TestTheTreeDiesWithTheOrchestrator(t *testing.T) {
 	require.NoError(t, orchestrator.Process.Kill())
 	require.Error(t, orchestrator.Wait())
 	await(t, "the end of the tree", func() bool { return !alive(child) && !alive(grandchild) })
+}
+
+// spawnForEver starts confined turns until it is killed.
+func spawnForEver(args []string) int {
+	s := confinedSpawner()
+	for {
+		line := shLine("/", testPlan(""), "sleep 1000")
+		line.Env = append(line.Env, args[0])
+		run, err := s.StartTurn(context.Background(), TurnSpec{Line: line, SpoolDir: args[1], Graces: quick})
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("started")
+		run.Cancel(nil)
+		_ = run.Lines(func(Line) error { return nil })
+	}
+}
+
+// Also when the orchestrator dies in the middle of a spawn.
+func TestAnOrchestratorThatDiesWhileSpawningLeavesNothing(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	mark := fmt.Sprintf("CAISSON_TEST_MARK=%d.%d", os.Getpid(), time.Now().UnixNano())
+	marked := func() (pids []int) {
+		for _, pid := range allPids() {
+			env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+			if st, ok := readStat(pid); err == nil && ok && st.alive() && bytes.Contains(env, []byte(mark)) {
+				pids = append(pids, pid)
+			}
+		}
+		return pids
+	}
+	for i := range 40 {
+		orchestrator := exec.Command(exe, "__helper", "spawning", mark, t.TempDir())
+		out, err := orchestrator.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, orchestrator.Start())
+		_, err = out.Read(make([]byte, 1)) // it is in its loop
+		require.NoError(t, err)
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond)
+		require.NoError(t, orchestrator.Process.Kill())
+		require.Error(t, orchestrator.Wait())
+	}
+	await(t, "the end of every agent", func() bool { return len(marked()) == 0 })
 }
 
 func TestTheAgentCannotReachKeeperOrOrchestrator(t *testing.T) {

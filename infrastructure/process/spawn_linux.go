@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -68,6 +70,11 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 			if err := keep.start(); err != nil {
 				return err
 			}
+			// Armed before there is a child: if the orchestrator dies from here
+			// on, even in the middle of the spawn, the keeper ends what there is.
+			if err := keep.arm(); err != nil {
+				return &domain.EnforcementError{Step: "kill group", Err: err}
+			}
 		}
 		if err := conf.Apply(); err != nil {
 			return err
@@ -117,9 +124,6 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	receipt.InheritedFDs = s.cfg.KeepInheritedFDs
 	receipt.Tree = domain.TreeWalk
 	if keep != nil {
-		if err := keep.arm(); err != nil {
-			return fail(&domain.EnforcementError{Step: "kill group", ABI: receipt.ABI, Err: err})
-		}
 		receipt.Tree = domain.TreeKeeper
 	}
 	return &child{proc: proc, exit: exit, keeper: keep, mark: mark, receipt: receipt}, nil
@@ -142,6 +146,10 @@ func leaveStopped(pid int) error {
 	}
 	if !status.Stopped() {
 		return fmt.Errorf("the child ended before its first instruction (wait status %#x)", uint32(status))
+	}
+	// Where there is no keeper: a tracer that dies lets its tracees run.
+	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_EXITKILL); err != nil {
+		return os.NewSyscallError("ptrace(PTRACE_SETOPTIONS)", err)
 	}
 	// ptrace(2): PTRACE_DETACH with a signal restarts the tracee with it;
 	// SIGSTOP stops it before it gets back to user mode. x/sys' PtraceDetach
@@ -207,8 +215,63 @@ func (c *child) awaitExit() error {
 
 func (w *exitWatch) close() error { return w.pidfd.Close() }
 
-// status reaps a child that has ended.
+// reapLimit is how long an ended child may take to become reapable.
+const reapLimit = 100 * time.Millisecond
+
+// reapable waits, but not longer than d, until the child can be reaped without
+// waiting.
+func (w *exitWatch) reapable(d time.Duration) bool {
+	conn, err := w.pidfd.SyscallConn()
+	if err != nil {
+		return false
+	}
+	for deadline := time.Now().Add(d); ; time.Sleep(treePause) { //nolint:forbidigo // the pidfd is readable already, nothing tells of the tracer's end
+		ready := false
+		err := conn.Control(func(fd uintptr) {
+			var info unix.Siginfo
+			err := unix.Waitid(unix.P_PIDFD, int(fd), &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+			ready = err != nil || info.Signo != 0 // an error is the reaper's to find
+		})
+		if err != nil || ready {
+			return err == nil
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+}
+
+// reapThreads reaps dead threads of the child that the orchestrator traces
+// without having asked for it: a thread makes its process's parent its tracer
+// with PTRACE_TRACEME, and when it ends, the whole process cannot be waited for
+// until the tracer has reaped it. It looks only at a child that has ended, or
+// seems to have.
+func (c *child) reapThreads() {
+	st, ok := readStat(c.proc.Pid)
+	if !ok || st.state != 'Z' {
+		return
+	}
+	tasks, err := os.ReadDir("/proc/" + strconv.Itoa(c.proc.Pid) + "/task")
+	if err != nil {
+		return
+	}
+	for _, task := range tasks {
+		if tid, err := strconv.Atoi(task.Name()); err == nil && tid != c.proc.Pid {
+			// Whatever it says: a thread that is no tracee is not ours to wait for.
+			_, _ = unix.Wait4(tid, nil, unix.WALL|unix.WNOHANG, nil)
+		}
+	}
+}
+
+// status reaps a child that has ended. A process of its tree that traces it may
+// keep it from being reaped: that tree is killed then.
 func (c *child) status() domain.ExitStatus {
+	if !c.exit.reapable(reapLimit) {
+		_ = c.killTree()
+		if !c.exit.reapable(treeGoneLimit) {
+			return domain.ExitStatus{}
+		}
+	}
 	state, err := c.proc.Wait()
 	if err != nil {
 		return domain.ExitStatus{} // somebody else reaped it

@@ -52,6 +52,8 @@ func (c *child) status() domain.ExitStatus {
 
 func (c *child) resume() error { return nil }
 
+func (c *child) reapThreads() {}
+
 // signalMain signals the child. What the system does not know of fails, and the
 // kill at the end of the ladder is left.
 func (c *child) signalMain(sig ports.Signal) { _ = c.proc.Signal(syscall.Signal(sig)) }

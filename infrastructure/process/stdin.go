@@ -5,6 +5,10 @@ import (
 	"sync"
 )
 
+// stdinLimit bounds what waits for a child that does not read, in bytes. It is
+// above the longest prompt.
+const stdinLimit = 64 << 20
+
 // stdinWriter feeds a child's standard input without ever making the caller
 // wait for the child.
 type stdinWriter struct {
@@ -13,6 +17,7 @@ type stdinWriter struct {
 
 	mu      sync.Mutex
 	queue   [][]byte
+	bytes   int // that are queued or being written
 	closing bool
 	wake    chan struct{}
 }
@@ -31,8 +36,16 @@ func (w *stdinWriter) write(b []byte) bool {
 		return false
 	}
 	w.queue = append(w.queue, b)
+	w.bytes += len(b)
 	w.signal()
 	return true
+}
+
+// waiting returns how many bytes the child has not taken yet.
+func (w *stdinWriter) waiting() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.bytes
 }
 
 // close closes the input once all that is queued is written.
@@ -72,6 +85,9 @@ func (w *stdinWriter) run() {
 				w.close()
 				return
 			}
+			w.mu.Lock()
+			w.bytes -= len(b)
+			w.mu.Unlock()
 		}
 		if len(queue) > 0 {
 			continue

@@ -34,7 +34,7 @@ func (c *child) killByKeeper() error {
 		return err
 	}
 	for deadline := time.Now().Add(treeGoneLimit); ; time.Sleep(treePause) {
-		left, err := c.keeper.left()
+		left, err := c.keeper.left(c.proc.Pid)
 		if err != nil {
 			return err
 		}
@@ -125,8 +125,15 @@ func (c *child) findTree() []member {
 	var members []member
 	for i := len(pids) - 1; i >= 0; i-- {
 		pid := pids[i]
-		if st := stats[pid]; st.alive() && pid != os.Getpid() && belongs(pid, 0) {
+		st := stats[pid]
+		switch {
+		case pid == os.Getpid():
+		case st.alive() && belongs(pid, 0):
 			members = append(members, member{pid: pid, start: st.start})
+		case st.state == 'Z' && pid != root && st.ppid == os.Getpid() && (st.session == root || st.pgrp == root):
+			// Started with CLONE_PARENT, so it became our own child. Nobody else
+			// reaps it.
+			_, _ = unix.Wait4(pid, nil, unix.WALL|unix.WNOHANG, nil)
 		}
 	}
 	return members

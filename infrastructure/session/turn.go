@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"hash/maphash"
 	"iter"
 	"strings"
 	"sync/atomic"
@@ -36,7 +37,7 @@ func (t *Turn) Events() iter.Seq2[domain.ReplyEvent, error] {
 			yield(nil, domain.ErrEventsConsumed)
 			return
 		}
-		r := reading{turn: t, yield: yield, open: map[string]bool{}}
+		r := reading{turn: t, yield: yield, open: map[uint64]bool{}}
 		receipt := t.run.Receipt()
 		receipt.Agent = append(receipt.Agent, t.session.spec.Notes...)
 		r.give(domain.SandboxApplied{Receipt: receipt})
@@ -76,13 +77,19 @@ func (t *Turn) releaseUnread() error {
 	return errors.Join(fault, t.run.Close())
 }
 
+// maxOpenCalls bounds the tool calls that are counted as in flight. What an
+// agent prints must not fill the orchestrator's memory.
+const maxOpenCalls = 4096
+
+var idSeed = maphash.MakeSeed()
+
 // reading is the state of one pass over a turn's events.
 type reading struct {
 	turn  *Turn
 	yield func(domain.ReplyEvent, error) bool
 	left  bool            // the caller has left
 	claim *domain.Final   // what the agent said last about its end
-	open  map[string]bool // tool calls in flight
+	open  map[uint64]bool // tool calls in flight, by the hashes of their ids
 	cut   bool            // stdout ended in the middle of a line
 }
 
@@ -141,10 +148,12 @@ func (r *reading) event(e domain.ReplyEvent) {
 	case domain.ConversationStarted:
 		r.turn.session.adopt(e.ConversationID)
 	case domain.ToolCall:
-		r.open[e.ID] = true
+		if len(r.open) < maxOpenCalls {
+			r.open[maphash.String(idSeed, e.ID)] = true
+		}
 		r.turn.run.ToolsInFlight(len(r.open))
 	case domain.ToolResult:
-		delete(r.open, e.ID)
+		delete(r.open, maphash.String(idSeed, e.ID))
 		r.turn.run.ToolsInFlight(len(r.open))
 	default: // passed on as it is
 	}

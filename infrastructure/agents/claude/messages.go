@@ -94,7 +94,9 @@ func (p *parser) toolCall(b *block, parent string) {
 			t.path = notebook.str()
 		}
 	}
-	p.tools[call.ID] = t
+	if len(p.tools) < maxCalls && len(call.ID)+len(t.name)+len(t.parent)+len(t.path) <= maxCall {
+		p.tools[call.ID] = t
+	}
 	p.emit(call)
 	// The list of a subagent is not the list of the turn.
 	if call.Name == "TodoWrite" && parent == "" {

@@ -50,6 +50,14 @@ type parser struct {
 	claim *domain.Final
 }
 
+// Bounds on what is remembered of tool calls that have no result yet: how many,
+// and bytes of each. What is beyond them is passed on, but its result is not
+// completed with it. An agent must not fill the memory with what it prints.
+const (
+	maxCalls = 4096
+	maxCall  = 16 << 10
+)
+
 // tool is a tool call whose result is still to come.
 type tool struct {
 	name   string
@@ -305,7 +313,9 @@ func (p *parser) permissionDenied(e *envelope) {
 }
 
 func (p *parser) deny(decision domain.Permission) {
-	p.denied[decision.ToolID] = struct{}{}
+	if len(p.denied) < maxCalls && len(decision.ToolID) <= maxCall {
+		p.denied[decision.ToolID] = struct{}{}
+	}
 	p.emit(decision)
 }
 

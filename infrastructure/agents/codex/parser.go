@@ -3,6 +3,7 @@ package codex
 import (
 	"bytes"
 	"fmt"
+	"hash/maphash"
 	"strings"
 	"unicode/utf8"
 
@@ -17,7 +18,7 @@ import (
 type parser struct {
 	turn  ports.TurnRequest
 	dec   decoder
-	calls map[string]callState
+	calls map[uint64]callState // by the hashes of the ids
 
 	conversation string // as the agent named it, "" before
 	// mismatch says that the agent continued another conversation than asked.
@@ -45,6 +46,12 @@ const (
 	callOpen callState = iota + 1
 	callClosed
 )
+
+// maxCalls bounds the calls of one turn that are told apart; later ones are
+// passed on as they are. An agent must not fill the memory with what it prints.
+const maxCalls = 1 << 18
+
+var idSeed = maphash.MakeSeed()
 
 // NewParser returns a parser for the output of that one turn.
 func (*Adapter) NewParser(turn ports.TurnRequest) ports.Parser {
@@ -272,22 +279,23 @@ func (p *parser) item(ph phase, it *wireItem, out *ports.Parsed) bool {
 // tool announces a call once, and its end once.
 func (p *parser) tool(ph phase, typ []byte, it *wireItem, out *ports.Parsed) bool {
 	id, ok := p.dec.text(it.id)
-	state := p.calls[id]
-	if !ok || id == "" || state == callClosed || state == callOpen && ph == itemStarted {
+	key := maphash.String(idSeed, id)
+	state := p.calls[key]
+	if !ok || id == "" || state == callClosed || state == callOpen && ph == itemStarted || state == 0 && len(p.calls) >= maxCalls {
 		return false
 	}
 	if p.calls == nil {
-		p.calls = map[string]callState{}
+		p.calls = map[uint64]callState{}
 	}
 	if state == 0 {
 		add(out, p.toolCall(id, typ, it))
-		p.calls[id] = callOpen
+		p.calls[key] = callOpen
 	}
 	switch ph {
 	case itemUpdated:
 		add(out, domain.ToolUpdate{ID: id, Output: p.dec.orEmpty(it.output)})
 	case itemCompleted:
-		p.calls[id] = callClosed
+		p.calls[key] = callClosed
 		p.toolEnd(id, typ, it, out)
 	}
 	return true

@@ -662,3 +662,16 @@ func TestVersionAndHelp(t *testing.T) {
 	}
 	require.NotContains(t, got.stdout, "__")
 }
+
+// A prompt that never comes must not make it deaf.
+func TestAnInterruptWhileThePromptIsRead(t *testing.T) {
+	b := newBench(t)
+	read, write := io.Pipe()
+	defer write.Close()
+	b.stdin = read
+	b.signals = make(chan os.Signal, 1)
+	b.signals <- os.Interrupt
+	got := b.run("run", "--agent", "claude", "-")
+	require.Equal(t, 130, got.code, got.stderr)
+	require.Empty(t, got.stdout)
+}

@@ -84,6 +84,9 @@ func (a *app) exec(ctx context.Context, flags policyFlags, argv []string) (_ int
 	if err != nil {
 		return 0, err
 	}
+	if result.CleanUp != nil {
+		fmt.Fprintf(a.Stderr, "caisson: %s\n", ui.Line(result.CleanUp.Error()))
+	}
 	switch exit := result.Exit; {
 	case !exit.Known:
 		return 0, errors.New("the end of the command is not known")

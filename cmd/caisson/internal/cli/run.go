@@ -124,12 +124,26 @@ func (a *app) prompt(arg string) (string, error) {
 	if arg != "-" {
 		return arg, nil
 	}
-	// One byte more than a prompt may have: the application says what is wrong.
-	data, err := io.ReadAll(io.LimitReader(a.Stdin, application.MaxPrompt+1))
-	if err != nil {
-		return "", failure{fmt.Errorf("read the prompt from standard input: %w", err)}
+	type read struct {
+		data []byte
+		err  error
 	}
-	return string(data), nil
+	done := make(chan read, 1)
+	go func() {
+		// One byte more than a prompt may have: the application says what is wrong.
+		data, err := io.ReadAll(io.LimitReader(a.Stdin, application.MaxPrompt+1))
+		done <- read{data, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return "", failure{fmt.Errorf("read the prompt from standard input: %w", r.err)}
+		}
+		return string(r.data), nil
+	case <-a.Signals:
+		// The read goes on until the process ends, which is now.
+		return "", quiet{exitCancelled}
+	}
 }
 
 // sink is where events go. An error means that nobody reads them any more.
