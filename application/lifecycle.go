@@ -191,7 +191,11 @@ func (o *Orchestrator) unfitWorkspace(dir, home string) string {
 		return "it lies in Caisson's state in " + root
 	}
 	for _, system := range append([]string{"/etc", "/proc", "/sys", "/dev"}, systemDirs...) {
-		if covers(dir, system) {
+		canonical, _, err := canonicalPath(system)
+		if err != nil {
+			canonical = system
+		}
+		if covers(dir, system) || covers(dir, canonical) {
 			return "it is or contains the system directory " + system
 		}
 	}

@@ -94,7 +94,9 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	case err != nil:
 		return nil, errors.Join(err, s.agent.AbandonTurn())
 	case closed:
-		// Close came in between, and has seen to it that nothing runs.
+		// Close came in between, and has seen to it that nothing runs, or its
+		// caller gave up waiting for that.
+		inner.Cancel(errSessionClosed)
 		return nil, fmt.Errorf("session %s: %w", s.id, domain.ErrClosed)
 	}
 	s.current = &Turn{session: s, inner: inner, ctx: ctx, number: number, start: start, rest: make(chan domain.Event, 1)}
@@ -162,7 +164,7 @@ func (s *Session) Close(ctx context.Context) error {
 	unread := turn != nil && turn.reader.CompareAndSwap(nobody, closing)
 	err := s.structured.Close(ctx)
 	s.mu.Lock()
-	s.stopped = err == nil
+	s.stopped = s.stopped || err == nil
 	s.mu.Unlock()
 	if unread {
 		err = errors.Join(err, turn.finishUnread())

@@ -76,6 +76,7 @@ func (t *Turn) Events() iter.Seq2[domain.Event, error] {
 		}()
 		var final *domain.Final
 		var fault error
+		left := false
 		for reply, err := range t.inner.Events() {
 			if err != nil {
 				fault = err
@@ -94,13 +95,19 @@ func (t *Turn) Events() iter.Seq2[domain.Event, error] {
 				t.learn(e.ConversationID)
 			default: // passed on as it is
 			}
-			if !yield(t.session.stamp(t.number, reply), nil) {
-				return
+			if !left && !yield(t.session.stamp(t.number, reply), nil) {
+				// What comes still counts: the usage, the conversation's id.
+				left = true
+				t.Cancel(errLeft)
 			}
 		}
 		if final == nil {
 			made := t.makeUp(t.cause(), fault)
 			final, t.synthetic = &made, true
+		}
+		if left {
+			t.logIf("the end of a turn that its reader left could not be saved", errors.Join(fault, t.finish(*final)))
+			return
 		}
 		last := t.session.stamp(t.number, *final)
 		if err := errors.Join(fault, t.finish(*final)); !yield(last, nil) || err == nil {
@@ -155,7 +162,7 @@ func (t *Turn) makeUp(cause, fault error) domain.Final {
 		end.Cause, end.Detail = domain.EndInternal, fault.Error()
 	case errors.As(cause, &timeout) && timeout.Idle:
 		end.Cause, end.Detail = domain.EndIdle, cause.Error()
-	case timeout != nil, errors.Is(cause, context.DeadlineExceeded):
+	case timeout != nil, errors.Is(cause, context.DeadlineExceeded), errors.Is(t.ctx.Err(), context.DeadlineExceeded):
 		end.Cause, end.Detail = domain.EndWallClock, cause.Error()
 	case cause != nil:
 		end.Cause, end.Detail = domain.EndCancelled, cause.Error()
@@ -175,6 +182,7 @@ func (t *Turn) finish(final domain.Final) error {
 // finishUnread ends a turn that nobody reads, once nothing of it runs any more.
 func (t *Turn) finishUnread() error {
 	final := t.makeUp(errSessionClosed, nil)
+	t.synthetic = true
 	t.rest <- t.session.stamp(t.number, final)
 	return t.finish(final)
 }

@@ -39,15 +39,23 @@ func New(ctx context.Context, opts ...Option) (*Caisson, error) {
 	if err := c.app.Start(ctx); err != nil {
 		return nil, compositionError(err)
 	}
-	var once sync.Once
-	var closed error
+	var mu sync.Mutex
+	closed := false
 	c.close = func(ctx context.Context) error {
-		once.Do(func() {
-			ctx, cancel := context.WithTimeout(ctx, stopTimeout)
-			defer cancel()
-			closed = c.app.Stop(ctx)
-		})
-		return closed
+		mu.Lock()
+		defer mu.Unlock()
+		if closed {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+		defer cancel()
+		// Not by fx alone: with a context that has ended it runs no hook at all.
+		if err := c.Orchestrator.Close(ctx); err != nil {
+			return err
+		}
+		err := c.app.Stop(context.WithoutCancel(ctx))
+		closed = err == nil
+		return err
 	}
 	return c, nil
 }
@@ -57,8 +65,8 @@ func New(ctx context.Context, opts ...Option) (*Caisson, error) {
 func compositionError(err error) error { return dig.RootCause(err) }
 
 // Close closes every session and returns when all their processes are gone, or
-// when ctx ends, with its error. Closing twice is no error: the second call
-// returns what the first did.
+// when ctx ends, with its error; then it can be called again. Turns are cancelled
+// in any case. Closing twice is no error.
 func (c *Caisson) Close(ctx context.Context) error { return c.close(ctx) }
 
 // Agents are the adapters of a composition, one per kind.

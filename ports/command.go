@@ -11,8 +11,8 @@ import (
 // It is safe for concurrent use.
 type CommandRunner interface {
 	// Run starts the line and waits for its end. The line's Sandbox is treated
-	// as by StructuredSessionFactory. When ctx ends, the command is ended by
-	// the stop ladder. The line's own Stdin is ignored.
+	// as by StructuredSessionFactory. When ctx ends, the command gets
+	// SIGTERM, and SIGKILL after a grace. The line's own Stdin is ignored.
 	Run(ctx context.Context, line domain.SpawnLine, stdio Stdio) (CommandResult, error)
 }
 
@@ -24,8 +24,9 @@ type Stdio struct {
 	Err io.Writer
 	// Signals are passed on to the command as they come; nil passes none.
 	Signals <-chan Signal
-	// Started is called once with the receipt, before the command runs its
-	// first instruction; nil is allowed.
+	// Started is called once with the receipt: before a confined command runs its
+	// first instruction, and right after the start of an unconfined one. Nil is
+	// allowed.
 	Started func(domain.Receipt)
 }
 
@@ -44,8 +45,11 @@ const (
 type CommandResult struct {
 	Receipt domain.Receipt
 	Exit    domain.ExitStatus
-	// CleanUp is what went wrong after the command's end, such as files that
-	// something left running keeps making; nil if nothing did. The command's own
-	// end stands all the same.
+	// Ended is why the command was made to end, the context's cause; nil if it
+	// ended by itself.
+	Ended error
+	// CleanUp is what went wrong around the command, such as a writer that did
+	// not take its output, or files that something left running keeps making; nil
+	// if nothing did. The command's own end stands all the same.
 	CleanUp error
 }

@@ -40,8 +40,8 @@ func BenchmarkSpawn(b *testing.B) {
 		if err := c.awaitExit(); err != nil {
 			b.Fatal(err)
 		}
-		if st := c.status(); !st.Success() {
-			b.Fatal(st)
+		if st, err := c.status(); err != nil || !st.Success() {
+			b.Fatal(st, err)
 		}
 		if err := c.release(); err != nil {
 			b.Fatal(err)

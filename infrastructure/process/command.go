@@ -3,6 +3,7 @@ package process
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -28,6 +29,8 @@ func (s *Spawner) Run(ctx context.Context, line domain.SpawnLine, std ports.Stdi
 		copying sync.WaitGroup
 		copies  []func()
 	)
+	ended := make(chan struct{}) // the command has
+	var copyErrs [2]error
 	closeOurs := func() error {
 		var errs []error
 		for _, f := range ours {
@@ -37,17 +40,20 @@ func (s *Spawner) Run(ctx context.Context, line domain.SpawnLine, std ports.Stdi
 		return errors.Join(errs...)
 	}
 	var readers []*os.File
+	var feed *os.File
 	defer func() {
 		err = errors.Join(err, closeOurs())
 		for _, f := range readers {
-			err = errors.Join(err, f.Close())
+			_ = f.Close() // the copy may have closed it
+		}
+		if feed != nil {
+			_ = feed.Close() // the same
 		}
 	}()
 	stdioError := func(err error) error {
 		return &domain.SpawnError{Step: "stdio", Argv0: line.Path, Err: err}
 	}
 
-	var feed *os.File
 	switch in := std.In.(type) {
 	case nil:
 		if files[0], err = os.Open(os.DevNull); err != nil {
@@ -86,16 +92,13 @@ func (s *Spawner) Run(ctx context.Context, line domain.SpawnLine, std ports.Stdi
 			copying.Add(1)
 			copies = append(copies, func() {
 				defer copying.Done()
-				_, _ = io.Copy(out, from)
+				copyErrs[i] = copyOutput(out, from, ended)
 			})
 		}
 	}
 
 	c, err := s.start(ctx, line, files, false)
 	if err != nil {
-		if feed != nil {
-			err = errors.Join(err, feed.Close())
-		}
 		return ports.CommandResult{}, err
 	}
 	c.receipt.Tree = domain.TreeNone
@@ -115,24 +118,51 @@ func (s *Spawner) Run(ctx context.Context, line domain.SpawnLine, std ports.Stdi
 		// The only error is that the watch was closed.
 		_ = c.awaitExit()
 	}()
-	s.followCommand(ctx, c, exited, std.Signals)
-	result := ports.CommandResult{Receipt: c.receipt, Exit: c.status()}
-	if !waitFor(&copying, DefaultDrain) {
-		for _, f := range readers {
-			// Something the command left behind holds the output open.
-			_ = f.SetReadDeadline(time.Now())
-		}
-		copying.Wait()
+	result := ports.CommandResult{Receipt: c.receipt, Ended: s.followCommand(ctx, c, exited, std.Signals)}
+	result.Exit, err = c.status()
+	close(ended)
+	for _, f := range readers {
+		// Something the command left behind may hold the output open.
+		_ = f.SetReadDeadline(time.Now().Add(DefaultDrain))
 	}
-	if feed != nil {
-		_ = feed.Close() // the copy may have closed it
-	}
+	copying.Wait()
+	result.CleanUp = errors.Join(copyErrs[:]...)
 	return result, errors.Join(err, c.release())
 }
 
+// copyOutput copies a command's output. It ends with the output; when the
+// writer fails, and then the command's next write fails too; or once the command
+// has ended and the deadline that was set then has passed with nothing left in
+// the pipe, however slow the writer is.
+func copyOutput(out io.Writer, from *os.File, ended <-chan struct{}) error {
+	defer from.Close()
+	buf := make([]byte, 32<<10)
+	for again := false; ; {
+		n, err := from.Read(buf)
+		if n > 0 {
+			again = false
+			if _, err := out.Write(buf[:n]); err != nil {
+				return fmt.Errorf("pass the command's output on: %w", err)
+			}
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && !again:
+			// A read with a deadline in the past does not look into the pipe.
+			<-ended
+			again = true
+			if err := from.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+				return err
+			}
+		default:
+			return nil
+		}
+	}
+}
+
 // followCommand passes signals on until the command has ended, and ends it when
-// the context does.
-func (s *Spawner) followCommand(ctx context.Context, c *child, exited <-chan struct{}, signals <-chan ports.Signal) {
+// the context does; then it returns the context's cause.
+func (s *Spawner) followCommand(ctx context.Context, c *child, exited <-chan struct{}, signals <-chan ports.Signal) (cause error) {
 	graces := Graces{}.withDefaults()
 	done := ctx.Done()
 	kill := time.NewTimer(forever)
@@ -142,7 +172,7 @@ func (s *Spawner) followCommand(ctx context.Context, c *child, exited <-chan str
 	for {
 		select {
 		case <-exited:
-			return
+			return cause
 		case sig, ok := <-signals:
 			if !ok {
 				signals = nil
@@ -150,7 +180,7 @@ func (s *Spawner) followCommand(ctx context.Context, c *child, exited <-chan str
 			}
 			c.signalGroup(sig)
 		case <-done:
-			done = nil
+			done, cause = nil, context.Cause(ctx)
 			c.signalGroup(ports.SignalTerminate)
 			kill.Reset(graces.Terminate)
 		case <-look.C:

@@ -31,6 +31,7 @@ var helpers = map[string]func(args []string) int{
 	"orchestrate": orchestrate,
 	"traced":      endWithATracedThread,
 	"siblings":    startSiblings,
+	"tracedlater": dieWithATracedThread,
 	"spawning":    spawnForEver,
 }
 

@@ -201,7 +201,7 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 	}()
 	r.detach = context.AfterFunc(ctx, func() {
 		cause := context.Cause(ctx)
-		if errors.Is(cause, context.DeadlineExceeded) {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			r.endFor(ending{domain.EndWallClock, cause.Error()})
 			return
 		}
@@ -332,17 +332,21 @@ func (r *Run) drain(file *os.File, from stream) {
 				r.tail.write(buf[frameHead : frameHead+n])
 			}
 			if err := r.spool.append(from, buf, n); err != nil {
-				cause := domain.EndStorage
-				if limit := (*OutputLimitError)(nil); errors.As(err, &limit) {
-					cause = domain.EndOutputLimit
-				}
-				r.endFor(ending{cause, err.Error()})
+				r.endFor(lostOutput(err))
 			}
 		})
 		if err != nil {
 			return // the end of the output, or the end of our patience
 		}
 	}
+}
+
+// lostOutput is the ending of a turn whose output could not be kept.
+func lostOutput(err error) ending {
+	if limit := (*OutputLimitError)(nil); errors.As(err, &limit) {
+		return ending{domain.EndOutputLimit, err.Error()}
+	}
+	return ending{domain.EndStorage, err.Error()}
 }
 
 // supervise waits for the end of the turn or brings it about, and cleans up.
@@ -383,6 +387,7 @@ running:
 			continue
 		case <-result:
 			result = nil
+			idle.Stop() // from here on it is the grace that counts
 			grace.Reset(r.spec.Graces.Result)
 			continue
 		case <-grace.C:
@@ -431,7 +436,9 @@ func (r *Run) finish() {
 	r.detach()
 	errs := []error{r.child.kill()}
 	if r.waitExit(treeGoneLimit) {
-		r.end.Exit = r.child.status()
+		exit, err := r.child.status()
+		r.end.Exit = exit
+		errs = append(errs, err)
 	} else {
 		errs = append(errs, &TreeLeftError{Pids: []int{r.child.proc.Pid}})
 	}
@@ -441,6 +448,11 @@ func (r *Run) finish() {
 		errs = append(errs, f.Close()) // wakes a reader that still waits
 	}
 	r.drains.Wait()
+	// The turn may have ended by itself before it could be ended for this.
+	if err := r.spool.failure(); err != nil && r.end.Cause == domain.EndNatural {
+		e := lostOutput(err)
+		r.end.Cause, r.end.Detail = e.cause, e.detail
+	}
 	if r.stdin != nil {
 		r.stdin.stop()
 	}
@@ -464,8 +476,8 @@ func (c *child) kill() error {
 // destroy ends a child that nobody will get, with its tree, and reaps it.
 func (c *child) destroy() error {
 	err := errors.Join(c.kill(), c.awaitExit())
-	c.status()
-	return errors.Join(err, c.release())
+	_, reaped := c.status()
+	return errors.Join(err, reaped, c.release())
 }
 
 // release frees what the child holds in the orchestrator.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -163,7 +164,7 @@ func TestWallClock(t *testing.T) {
 
 func TestContextDeadlineIsATimeout(t *testing.T) {
 	testkit.NoLeaks(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), 50*time.Millisecond, errBroken)
 	defer cancel()
 	run, err := NewSpawner(Config{}).StartTurn(ctx, TurnSpec{Line: shLine("/", domain.Unconfined("test"), "sleep 100"), SpoolDir: t.TempDir(), Graces: quick})
 	require.NoError(t, err)
@@ -320,6 +321,45 @@ func TestADeadTracedThreadHoldsNothingUp(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, domain.ExitStatus{Known: true, Code: 7}, res.Exit)
 			require.Less(t, time.Since(begun), 15*time.Second)
+		})
+	}
+}
+
+// dieWithATracedThread lives until it is killed, deaf, with a thread that the
+// orchestrator traces.
+func dieWithATracedThread([]string) int {
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		runtime.LockOSThread()
+		unix.RawSyscall(unix.SYS_PTRACE, unix.PTRACE_TRACEME, 0, 0)
+		fmt.Println("up")
+		for {
+			unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+		}
+	}()
+	select {}
+}
+
+func TestAKilledTracedThreadHoldsNothingUp(t *testing.T) {
+	dir := tempDir(t)
+	for name, plan := range modes(t, dir) {
+		t.Run(name, func(t *testing.T) {
+			testkit.NoLeaks(t)
+			begun := time.Now()
+			run := startTurn(t, confinedSpawner(), TurnSpec{Line: helperLine(t, plan, "tracedlater"), Graces: quick})
+			require.NoError(t, run.Lines(func(Line) error { run.Cancel(nil); return nil }))
+			end, err := run.Wait()
+			require.NoError(t, err)
+			require.Equal(t, "SIGKILL", end.Exit.Signal)
+			require.NoError(t, run.Close())
+
+			ctx, cancel := context.WithTimeoutCause(context.Background(), 300*time.Millisecond, errBroken)
+			defer cancel()
+			res, err := confinedSpawner().Run(ctx, helperLine(t, plan, "tracedlater"), ports.Stdio{})
+			require.NoError(t, err)
+			require.Equal(t, "SIGKILL", res.Exit.Signal)
+			require.ErrorIs(t, res.Ended, errBroken)
+			require.Less(t, time.Since(begun), 20*time.Second)
 		})
 	}
 }
@@ -549,6 +589,16 @@ func TestOutputLimit(t *testing.T) {
 	require.Greater(t, len(stdout)*2, 1<<19)
 }
 
+// A child that is gone before it can be ended for what it wrote.
+func TestOutputLimitAtTheVeryEnd(t *testing.T) {
+	testkit.NoLeaks(t)
+	for range 30 {
+		run := startTurn(t, NewSpawner(Config{}), TurnSpec{Line: shLine("/", domain.Unconfined("test"), "head -c 4000 /dev/zero"), OutputLimit: 100, Graces: quick})
+		_, _, end := collect(t, run)
+		require.Equal(t, domain.EndOutputLimit, end.Cause)
+	}
+}
+
 func TestOversizeLine(t *testing.T) {
 	testkit.NoLeaks(t)
 	script := `echo before; head -c 3000000 /dev/zero | tr '\0' x; echo; echo after; head -c 100000 /dev/zero | tr '\0' y`
@@ -603,6 +653,52 @@ func TestRunCommand(t *testing.T) {
 			require.Equal(t, domain.TreeNone, receipt.Tree)
 		})
 	}
+}
+
+// writer does with every write what a test wants.
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+func TestRunCommandWithABadWriter(t *testing.T) {
+	testkit.NoLeaks(t)
+	res, err := NewSpawner(Config{}).Run(context.Background(), shLine("/", domain.Unconfined("test"), "head -c 1000000 /dev/zero; exit 3"), ports.Stdio{
+		Out: writer(func([]byte) (int, error) { return 0, errBroken }),
+	})
+	require.NoError(t, err)
+	require.True(t, res.Exit.Known)
+	require.ErrorIs(t, res.CleanUp, errBroken)
+}
+
+func TestRunCommandWithASlowWriterLosesNothing(t *testing.T) {
+	testkit.NoLeaks(t)
+	n, first := 0, true
+	res, err := NewSpawner(Config{}).Run(context.Background(), shLine("/", domain.Unconfined("test"), "head -c 60000 /dev/zero"), ports.Stdio{
+		Out: writer(func(p []byte) (int, error) {
+			if first {
+				time.Sleep(DefaultDrain + 500*time.Millisecond)
+			}
+			first = false
+			n += len(p)
+			return len(p), nil
+		}),
+	})
+	require.NoError(t, err)
+	require.NoError(t, res.CleanUp)
+	require.Equal(t, 60000, n)
+}
+
+// What the command leaves behind does not hold its end up.
+func TestRunCommandWithAHeldOutput(t *testing.T) {
+	testkit.NoLeaks(t)
+	var out bytes.Buffer
+	begun := time.Now()
+	dir := tempDir(t)
+	_, err := NewSpawner(Config{}).Run(context.Background(), shLine(dir, domain.Unconfined("test"), "setsid sleep 30 & echo $! > pid; echo done"), ports.Stdio{Out: &out})
+	require.NoError(t, err)
+	require.Equal(t, "done\n", out.String())
+	require.Less(t, time.Since(begun), 15*time.Second)
+	require.NoError(t, unix.Kill(readPid(t, filepath.Join(dir, "pid")), unix.SIGKILL))
 }
 
 func TestRunCommandSignalsAndCancel(t *testing.T) {

@@ -87,6 +87,8 @@ func (s *Spawner) startNative(line domain.SpawnLine, files stdio, mark, why stri
 	}
 	exit, err := watchExit(proc.Pid)
 	if err != nil {
+		// It has been running, and may have children.
+		_ = (&child{proc: proc, mark: mark}).killTree()
 		discard(proc)
 		return nil, &domain.SpawnError{Step: "watch", Argv0: line.Path, Err: err}
 	}

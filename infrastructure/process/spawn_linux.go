@@ -265,20 +265,20 @@ func (c *child) reapThreads() {
 
 // status reaps a child that has ended. A process of its tree that traces it may
 // keep it from being reaped: that tree is killed then.
-func (c *child) status() domain.ExitStatus {
+func (c *child) status() (domain.ExitStatus, error) {
 	if !c.exit.reapable(reapLimit) {
 		_ = c.killTree()
 		if !c.exit.reapable(treeGoneLimit) {
-			return domain.ExitStatus{}
+			return domain.ExitStatus{}, fmt.Errorf("process %d is dead but cannot be reaped: a process outside of its tree traces it", c.proc.Pid)
 		}
 	}
 	state, err := c.proc.Wait()
 	if err != nil {
-		return domain.ExitStatus{} // somebody else reaped it
+		return domain.ExitStatus{}, fmt.Errorf("somebody else reaped process %d: %w", c.proc.Pid, err)
 	}
 	ws, ok := state.Sys().(syscall.WaitStatus)
 	if ok && ws.Signaled() {
-		return domain.ExitStatus{Known: true, Code: -1, Signal: unix.SignalName(ws.Signal()), SignalNumber: int(ws.Signal())}
+		return domain.ExitStatus{Known: true, Code: -1, Signal: unix.SignalName(ws.Signal()), SignalNumber: int(ws.Signal())}, nil
 	}
-	return domain.ExitStatus{Known: true, Code: state.ExitCode()}
+	return domain.ExitStatus{Known: true, Code: state.ExitCode()}, nil
 }

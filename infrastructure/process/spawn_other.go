@@ -4,6 +4,7 @@ package process
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"runtime"
 	"syscall"
@@ -43,11 +44,11 @@ func (c *child) awaitExit() (err error) {
 }
 
 // status returns how the child ended; after awaitExit.
-func (c *child) status() domain.ExitStatus {
+func (c *child) status() (domain.ExitStatus, error) {
 	if c.exit.state == nil {
-		return domain.ExitStatus{}
+		return domain.ExitStatus{}, fmt.Errorf("the end of process %d is not known", c.proc.Pid)
 	}
-	return domain.ExitStatus{Known: true, Code: c.exit.state.ExitCode()}
+	return domain.ExitStatus{Known: true, Code: c.exit.state.ExitCode()}, nil
 }
 
 func (c *child) resume() error { return nil }

@@ -98,6 +98,13 @@ func (s *spool) append(from stream, buf *[frameHead + chunkSize]byte, n int) err
 	return nil
 }
 
+// failure returns why output was lost, nil if none was.
+func (s *spool) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
 // finish says that nothing will be appended any more.
 func (s *spool) finish() {
 	s.mu.Lock()

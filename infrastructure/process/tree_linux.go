@@ -16,8 +16,8 @@ import (
 func (c *child) killTree() error {
 	if c.keeper != nil {
 		err := c.killByKeeper()
-		if err == nil {
-			return nil
+		if left := (*TreeLeftError)(nil); err == nil || errors.As(err, &left) {
+			return err // the keeper knows exactly
 		}
 		// The keeper itself was killed, by the host or for lack of memory. The
 		// walk finds what does not hide.
@@ -56,6 +56,7 @@ func (c *child) killByWalk() error {
 	root := c.proc.Pid
 	deadline := time.Now().Add(treeGoneLimit)
 	for empty := 0; empty < 2; {
+		c.reapThreads() // a root that only we can reap is no longer alive then
 		members := c.findTree()
 		if len(members) == 0 {
 			empty++
@@ -67,8 +68,11 @@ func (c *child) killByWalk() error {
 			m.kill(func() bool { return c.isMember(m.pid) })
 			left = append(left, m.pid)
 		}
-		if left = without(left, root); len(left) > 0 && time.Now().After(deadline) {
-			return &TreeLeftError{Pids: left}
+		if time.Now().After(deadline) {
+			if left = without(left, root); len(left) > 0 {
+				return &TreeLeftError{Pids: left}
+			}
+			return nil // the root alone, whose owner waits for it
 		}
 		time.Sleep(treePause)
 	}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -162,13 +163,23 @@ func (s *Session) Send(ctx context.Context, p ports.Prompt) (ports.Turn, error) 
 	}
 	turn, err := s.launch(ctx, request)
 	s.mu.Lock()
+	closed := s.closed
+	if err == nil {
+		s.current = turn
+	}
+	s.mu.Unlock()
+	if err == nil && closed {
+		// Close came meanwhile, and may have given up waiting.
+		turn.Cancel(domain.ErrClosed)
+		err = errors.Join(fmt.Errorf("session %s: %w", s.spec.ID, domain.ErrClosed), turn.releaseUnread())
+	}
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.starting)
 	s.starting = nil
 	if err != nil {
 		return nil, err
 	}
-	s.current = turn
 	return turn, nil
 }
 

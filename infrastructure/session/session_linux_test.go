@@ -265,6 +265,64 @@ type faultyParser struct{ ports.Parser }
 
 func (faultyParser) ParseEvent([]byte) (ports.Parsed, error) { return ports.Parsed{}, errFault }
 
+// A reader that panics leaves a session that can go on.
+func TestAPanicOfTheReader(t *testing.T) {
+	testkit.NoLeaks(t)
+	p := newPlace(t)
+	a := adapters(t)[domain.AgentClaude]
+	f, err := NewFactory([]ports.AgentAdapter{a}, WithGraces(quick))
+	require.NoError(t, err)
+	s, err := f.Start(t.Context(), specOf(t, a, p), domain.Unconfined("test").WithEnv(p.env()...))
+	require.NoError(t, err)
+	turn, err := s.Send(t.Context(), ports.Prompt{Text: fakecli.Script("say x", "hang")})
+	require.NoError(t, err)
+	require.PanicsWithValue(t, "boom", func() {
+		for e := range turn.Events() {
+			if _, ok := e.(domain.Text); ok {
+				panic("boom")
+			}
+		}
+	})
+	turn, err = s.Send(t.Context(), ports.Prompt{Text: fakecli.Script("say y")})
+	require.NoError(t, err)
+	for _, err := range turn.Events() {
+		require.NoError(t, err)
+	}
+	require.NoError(t, s.Close(t.Context()))
+}
+
+// slowEnforcer takes its time to prepare.
+type slowEnforcer struct{ ports.SandboxEnforcer }
+
+func (e slowEnforcer) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	time.Sleep(300 * time.Millisecond)
+	return e.SandboxEnforcer.Prepare(ctx, plan, line)
+}
+
+// A Close that gives up waiting for a start must not leave the turn running.
+func TestCloseDuringTheStart(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	p := newPlace(t)
+	a := adapters(t)[domain.AgentClaude]
+	f, err := NewFactory([]ports.AgentAdapter{a}, WithGraces(quick), WithSandboxEnforcer(slowEnforcer{landlock.New()}))
+	require.NoError(t, err)
+	s, err := f.Start(t.Context(), specOf(t, a, p), p.plan())
+	require.NoError(t, err)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := s.Send(context.Background(), ports.Prompt{Text: fakecli.Script("hang")})
+		sent <- err
+	}()
+	time.Sleep(100 * time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, s.Close(ctx), context.Canceled)
+	require.ErrorIs(t, <-sent, domain.ErrClosed)
+	require.Empty(t, testkit.Children())
+	require.NoError(t, s.Close(t.Context()))
+}
+
 // Closing while nobody reads the turn must not wait for a reader.
 func TestCloseWithAnUnreadTurn(t *testing.T) {
 	testkit.NoLeaks(t)

@@ -37,6 +37,18 @@ func (t *Turn) Events() iter.Seq2[domain.ReplyEvent, error] {
 			yield(nil, domain.ErrEventsConsumed)
 			return
 		}
+		over := false
+		defer func() {
+			if over {
+				return
+			}
+			// The caller's code panicked in the middle of the range, or ended its
+			// goroutine.
+			t.run.Cancel(errLeft)
+			end, _ := t.run.Wait()
+			t.session.finished(domain.Conclude(nil, end))
+			_ = t.run.Close()
+		}()
 		r := reading{turn: t, yield: yield, open: map[uint64]bool{}}
 		receipt := t.run.Receipt()
 		receipt.Agent = append(receipt.Agent, t.session.spec.Notes...)
@@ -59,6 +71,7 @@ func (t *Turn) Events() iter.Seq2[domain.ReplyEvent, error] {
 		}
 		err = errors.Join(err, fault, t.run.Close())
 		t.session.finished(final)
+		over = true
 		r.give(final)
 		if err != nil && !r.left {
 			yield(nil, err)

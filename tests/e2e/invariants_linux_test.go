@@ -419,3 +419,24 @@ func TestInvariant7ResumePreserved(t *testing.T) {
 		require.Contains(t, textOf(fourth), "3 turns before")
 	})
 }
+
+// A turn that its reader leaves still counts: its usage is not charged to the
+// next turn, and its conversation goes on.
+func TestLeavingATurnKeepsItsBooks(t *testing.T) {
+	forEachAgent(t, func(t *testing.T, s *stage) {
+		session := s.open(t, application.OpenRequest{})
+		turn, err := session.Send(t.Context(), fakecli.Script("say one", "say two"))
+		require.NoError(t, err)
+		for e, err := range turn.Events() {
+			require.NoError(t, err)
+			if _, ok := e.Reply.(domain.UsageReport); ok {
+				break // the turn is all but over
+			}
+		}
+		require.NoError(t, session.Close(t.Context()))
+		events := s.run(t, s.open(t, application.OpenRequest{Resume: session.ID()}), "recall")
+		require.Contains(t, textOf(events), "1 turns before")
+		fresh := s.run(t, s.open(t, application.OpenRequest{}), "say one")
+		require.Equal(t, finalOf(fresh).Usage, finalOf(events).Usage)
+	})
+}
