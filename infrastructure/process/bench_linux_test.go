@@ -60,7 +60,7 @@ func BenchmarkSpawn(b *testing.B) {
 			}
 		}},
 		{"native", func() { spawn(confined, domain.Unconfined("benchmark"), false) }},
-		{"landlock", func() { spawn(confinedByLandlock, plan, false) }},
+		{"landlock", func() { spawn(confinedByLandlock, plan.WithWaivers(domain.Properties()...), false) }},
 		{"confined", func() { spawn(confined, plan, false) }},
 		{"keeper", func() { spawn(confined, plan, true) }},
 	}

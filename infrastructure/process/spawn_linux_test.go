@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/domain"
-	"github.com/caisson-run/caisson/infrastructure/landlock"
+	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
@@ -110,7 +110,7 @@ func TestTheAttackWinsAgainstAThreadThatLives(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	testkit.NoLeaks(t)
 	line := helperLine(t, testPlan(""), "attack", "5s")
-	conf, err := landlock.New().Prepare(context.Background(), line.Sandbox, line)
+	conf, err := sandbox.Default().Prepare(context.Background(), line.Sandbox, line)
 	require.NoError(t, err)
 	defer conf.Close()
 	var out strings.Builder
@@ -216,7 +216,7 @@ func TestConfinedIsConfinedAndTheHostIsNot(t *testing.T) {
 	dir, outside := tempDir(t), tempDir(t)
 	run := startTurn(t, confinedSpawner(), TurnSpec{Line: shLine(dir, testPlan(dir),
 		`grep NoNewPrivs /proc/self/status; echo > in; echo > `+outside+`/out || echo denied; mkdir a b; echo > a/f; mv a/f b/f && echo renamed`)})
-	require.Equal(t, "landlock", run.Receipt().Enforcer)
+	require.Equal(t, "landlock+seccomp", run.Receipt().Enforcer)
 	stdout, stderr, end := collect(t, run)
 	require.Equal(t, []string{"NoNewPrivs:\t1", "denied", "renamed"}, stdout)
 	require.Contains(t, strings.Join(stderr, "\n"), "Permission denied")
@@ -292,7 +292,7 @@ func TestInheritableDescriptorsDoNotReachTheChild(t *testing.T) {
 	require.Empty(t, stdout)
 
 	inheritable()
-	s := NewSpawner(Config{Enforcer: landlock.New(), KeepInheritedFDs: true})
+	s := NewSpawner(Config{Enforcer: sandbox.Default(), KeepInheritedFDs: true})
 	run := startTurn(t, s, TurnSpec{Line: helperLine(t, testPlan(""), "fdlist")})
 	require.True(t, run.Receipt().InheritedFDs)
 	stdout, _, _ = collect(t, run)

@@ -39,8 +39,15 @@ var _ ports.SandboxEnforcer = (*Enforcer)(nil)
 // plan and says why. It holds no resources and is safe for concurrent use.
 func Default() ports.SandboxEnforcer { return New() }
 
-// New returns the enforcer, with options for its Landlock layer.
-func New(opts ...landlock.Option) *Enforcer {
+// Option changes how [New] makes an enforcer. All there are today concern its
+// Landlock layer.
+type Option = landlock.Option
+
+// WithABI is [landlock.WithABI].
+func WithABI(abi int) Option { return landlock.WithABI(abi) }
+
+// New returns the enforcer for the running host.
+func New(opts ...Option) *Enforcer {
 	return &Enforcer{landlock: landlock.New(opts...), filter: seccomp.Missing()}
 }
 

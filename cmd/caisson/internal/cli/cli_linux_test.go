@@ -250,7 +250,7 @@ func TestRunText(t *testing.T) {
 		require.Empty(t, got.stderr)
 		require.FileExists(t, filepath.Join(b.workspace, "made.txt"), "the working directory is the workspace")
 		lines := strings.Split(strings.TrimSpace(got.stdout), "\n")
-		require.True(t, strings.HasPrefix(lines[0], "caisson: confined by landlock (ABI "), lines[0])
+		require.True(t, strings.HasPrefix(lines[0], "caisson: confined by landlock+seccomp (ABI "), lines[0])
 		require.Contains(t, lines, "  Look.")
 		require.Contains(t, lines, "  Done.")
 		require.Contains(t, got.stdout, "made.txt")
@@ -558,7 +558,7 @@ func TestDoctor(t *testing.T) {
 	b := newBench(t)
 	got := b.run("doctor")
 	require.Equal(t, 0, got.code, got.stdout)
-	for _, s := range []string{"landlock, ABI ", "filesystem", "enforced", "udp", "claude", "codex", "denied the write: yes", "the sandbox holds"} {
+	for _, s := range []string{"landlock+seccomp, ABI ", "filesystem", "enforced", "udp", "claude", "codex", "denied the write: yes", "the sandbox holds"} {
 		require.Contains(t, got.stdout, s)
 	}
 	require.Equal(t, os.Geteuid() == 0, strings.Contains(got.stdout, "root, which is advised against"), got.stdout)
