@@ -27,10 +27,10 @@ func TestThrowawayThreadIsNeverTheMainThreadAndNeverSurvives(t *testing.T) {
 	testkit.NoLeaks(t)
 	for range 300 {
 		var tid int
-		err := onThrowawayThread(func() error {
+		err := onThrowawayThread(func(func()) error {
 			tid = unix.Gettid()
 			return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-		}, nil)
+		})
 		require.NoError(t, err)
 		require.NotEqual(t, os.Getpid(), tid, "the main thread cannot be ended")
 		require.ErrorIs(t, unix.Tgkill(os.Getpid(), tid, 0), unix.ESRCH)
@@ -40,7 +40,7 @@ func TestThrowawayThreadIsNeverTheMainThreadAndNeverSurvives(t *testing.T) {
 
 func TestThrowawayThreadReturnsTheError(t *testing.T) {
 	testkit.NoLeaks(t)
-	require.ErrorIs(t, onThrowawayThread(func() error { return errBroken }, nil), errBroken)
+	require.ErrorIs(t, onThrowawayThread(func(func()) error { return errBroken }), errBroken)
 }
 
 // On one processor the goroutine lands on the main thread almost always.
@@ -48,12 +48,12 @@ func TestThrowawayThreadFromTheMainThread(t *testing.T) {
 	testkit.NoLeaks(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for range 100 {
-		require.NoError(t, onThrowawayThread(func() error {
+		require.NoError(t, onThrowawayThread(func(func()) error {
 			if unix.Gettid() == unix.Getpid() {
 				return fmt.Errorf("on the main thread")
 			}
 			return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-		}, nil))
+		}))
 	}
 	require.Empty(t, testkit.RestrictedThreads())
 }
@@ -122,7 +122,7 @@ func TestTheAttackWinsAgainstAThreadThatLives(t *testing.T) {
 	release := make(chan struct{})
 	started := make(chan *os.Process, 1)
 	go func() {
-		_ = onThrowawayThread(func() error {
+		_ = onThrowawayThread(func(func()) error {
 			defer close(started)
 			if err := conf.Apply(); err != nil {
 				return err
@@ -134,7 +134,7 @@ func TestTheAttackWinsAgainstAThreadThatLives(t *testing.T) {
 			started <- p
 			<-release // the thread lives as long as the child: the mistake
 			return nil
-		}, nil)
+		})
 	}()
 	p := <-started
 	require.NotNil(t, p)
@@ -319,7 +319,7 @@ func TestChildrenAreSessionLeadersWithoutATerminal(t *testing.T) {
 func setuidDuringSpawns(args []string) int {
 	hold := make(chan struct{})
 	go func() {
-		_ = onThrowawayThread(func() error {
+		_ = onThrowawayThread(func(func()) error {
 			// What Landlock, capabilities or seccomp can bring about: the call has
 			// another result on this thread than on the others.
 			var caps [2]unix.CapUserData
@@ -330,7 +330,7 @@ func setuidDuringSpawns(args []string) int {
 			close(hold)
 			time.Sleep(time.Minute)
 			return nil
-		}, nil)
+		})
 	}()
 	<-hold
 	err := syscall.Setuid(65534)

@@ -71,11 +71,13 @@ func (e *Enforcer) Prepare(ctx context.Context, plan domain.SandboxPlan, line do
 		}
 		// It need not do what another layer does. A waiver takes nothing from
 		// what it can do.
+		guaranteed := make([]domain.Property, 0, len(properties))
 		for _, s := range properties {
 			if s.State == domain.StateEnforced {
-				inner = inner.WithWaivers(s.Property)
+				guaranteed = append(guaranteed, s.Property)
 			}
 		}
+		inner = inner.WithWaivers(guaranteed...)
 	}
 	restriction, err := e.landlock.Prepare(ctx, inner, line)
 	if err != nil {

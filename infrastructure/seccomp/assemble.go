@@ -52,8 +52,8 @@ const farthest = math.MaxUint8
 // leaf is how many entries are compared one after the other at a leaf of the
 // search tree. Installing a filter costs time by its size (the kernel compiles
 // it) and by its depth (the kernel runs it once for every call number, to
-// remember those that are always allowed); three is about the least of both.
-const leaf = 3
+// remember those that are always allowed); four is about the least of both.
+const leaf = 4
 
 // assembler builds a program from its end, so that every jump's target is known.
 type assembler struct {
