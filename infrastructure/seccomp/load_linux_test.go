@@ -339,7 +339,7 @@ func spawn(tb testing.TB, confined bool, attr *syscall.SysProcAttr, argv ...stri
 		s.p, s.err = os.StartProcess(argv[0], argv, &os.ProcAttr{Sys: attr})
 		return s
 	}
-	s := started{}
+	var s started
 	if confined {
 		s = filtered(tb, plan, start)
 	} else {
