@@ -18,7 +18,7 @@ const (
 	nosys action = errno | 38  // ENOSYS
 	kill  action = 0x8000_0000 // SECCOMP_RET_KILL_PROCESS
 	errno        = 0x0005_0000 // SECCOMP_RET_ERRNO
-	last         = 471         // rseq_slice_yield, Linux 7.0: the newest call that was looked at
+	last         = 471         // the newest call that was looked at; the tests hold it against x/sys
 	x32          = 0x4000_0000 // __X32_SYSCALL_BIT
 	none         = -1          // a call that an architecture does not have
 )
