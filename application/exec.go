@@ -129,7 +129,7 @@ func (x *execution) buildPlan(temp string) error {
 			return &domain.SpawnError{Step: "resolve", Argv0: x.req.Argv[0], Err: err}
 		}
 		rules = append(execRules(execInput{euid: os.Geteuid(), program: program, temp: temp}), rules...)
-		plan = domain.NewSandboxPlan(presetExec).WithEnv(env...).WithWaivers(presetWaivers...)
+		plan = domain.NewSandboxPlan(presetExec).WithEnv(env...)
 	}
 	var err error
 	x.plan, err = x.o.completePlan(plan, x.req.Policy, rules, []string{temp}, []program{x.o.ownProgram()})

@@ -308,10 +308,14 @@ func (l *launch) buildPlan(context.Context) error {
 		})
 		preset = append(preset, l.worktree...)
 		rules = append(append(preset, l.fragment.Rules...), rules...)
+		if why := l.fragment.UDP; why != "" {
+			l.notes = append(l.notes, fmt.Sprintf("%s: UDP is allowed, to any host: %s", l.req.Agent, why))
+		}
 		plan = domain.NewSandboxPlan(presetCoding).
 			WithEnv(l.env...).WithEnv(l.fragment.Env...).
 			WithConnectTCP(l.fragment.ConnectTCP...).
-			WithWaivers(presetWaivers...).WithWaivers(l.fragment.Waivers...)
+			WithUDP(l.fragment.UDP != "").
+			WithWaivers(l.fragment.Waivers...)
 	}
 	own := []string{l.dirs.State, l.dirs.Home, l.dirs.Temp}
 	programs := append(programsOf(l.req.Agent, l.install), l.o.ownProgram())

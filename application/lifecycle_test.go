@@ -71,7 +71,7 @@ func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 	fragment := ports.PlanFragment{
 		Rules:      []domain.PathRule{{Path: "/bin/cat", Access: domain.AccessReadExec, Why: "agent"}},
 		ConnectTCP: []uint16{443}, Env: []domain.EnvRule{{Name: "KEY", Secret: true}}, Notes: []string{"a note"},
-		Waivers: []domain.Property{domain.PropertyIoctl},
+		Waivers: []domain.Property{domain.PropertyIoctl}, UDP: "its reason",
 	}
 	adapter.EXPECT().Kind().Return(domain.AgentKind("mock")).AnyTimes()
 	records.EXPECT().Root().Return(root).AnyTimes()
@@ -85,11 +85,13 @@ func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 		factory.EXPECT().Start(gomock.Any(), gomock.Any(), gomock.Any()).DoAndReturn(
 			func(_ context.Context, spec ports.SessionSpec, plan domain.SandboxPlan) (ports.StructuredSession, error) {
 				require.Equal(t, ports.SessionSpec{
-					ID: spec.ID, Kind: "mock", Install: install, Workspace: workspace, Dirs: dirs, Model: "m", Notes: []string{"a note"},
+					ID: spec.ID, Kind: "mock", Install: install, Workspace: workspace, Dirs: dirs, Model: "m",
+					Notes: []string{"a note", "mock: UDP is allowed, to any host: its reason"},
 				}, spec)
 				require.True(t, plan.IsConfined())
 				require.Equal(t, []uint16{443, 8080}, plan.ConnectTCP())
 				require.True(t, plan.Waives(domain.PropertyIoctl))
+				require.True(t, plan.UDP(), "a policy without UDP does not take it back")
 				require.Contains(t, plan.Env(), domain.EnvRule{Name: "KEY", Secret: true})
 				return inner, nil
 			}),
@@ -693,10 +695,7 @@ func TestTheCodingPlan(t *testing.T) {
 	require.Empty(t, plan.BindTCP())
 	require.False(t, plan.UDP())
 	require.Equal(t, domain.UnixSocketsDeny, plan.UnixSockets())
-	require.Equal(t, []domain.Property{
-		domain.PropertyIPC, domain.PropertyOtherProcesses, domain.PropertyOtherSockets, domain.PropertyPrivileges,
-		domain.PropertyUDP, domain.PropertyUnixSockets,
-	}, plan.Waivers())
+	require.Empty(t, plan.Waivers())
 	require.Equal(t, domain.Limits{}, plan.Limits())
 
 	r.env["LD_PRELOAD"], r.env["SSH_AUTH_SOCK"], r.env["GIT_DIR"], r.env["NODE_OPTIONS"], r.env["DOCKER_HOST"] = "x", "x", "x", "x", "x"

@@ -14,14 +14,6 @@ const (
 	presetExec   = "exec"
 )
 
-// presetWaivers are the properties that Landlock alone cannot enforce. They are
-// enforced where the enforcer can all the same; a receipt names those that are
-// not.
-var presetWaivers = []domain.Property{
-	domain.PropertyUDP, domain.PropertyUnixSockets, domain.PropertyOtherSockets,
-	domain.PropertyOtherProcesses, domain.PropertyPrivileges, domain.PropertyIPC,
-}
-
 // systemDirs hold programs and libraries, and no secrets.
 var systemDirs = []string{
 	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/gnu/store",
@@ -68,10 +60,8 @@ func rules(access domain.Access, presence domain.Presence, why string, paths ...
 // granted one by one, never /dev as a directory: root owns the disks in it.
 //
 // /proc is needed by runtimes and tools, and granting the running process alone
-// is not possible in advance. Landlock keeps the child from reading the memory
-// and the environment of processes outside; but root's capabilities (CAP_PERFMON
-// since Linux 6.16) let it past that until they are dropped, which is what the
-// waiver of "privileges" in the receipt stands for.
+// is not possible in advance. The sandbox keeps the child from reading the memory
+// and the environment of processes outside.
 func systemRules(euid int) []domain.PathRule {
 	const why = "system"
 	rs := rules(domain.AccessReadExec, domain.Optional, why, systemDirs...)

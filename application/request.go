@@ -77,7 +77,7 @@ func (p Policy) apply(plan domain.SandboxPlan) domain.SandboxPlan {
 	}
 	return plan.
 		WithConnectTCP(p.ConnectTCP...).WithBindTCP(p.BindTCP...).
-		WithUDP(p.UDP).WithUnixSockets(p.UnixSockets).
+		WithUDP(p.UDP || plan.UDP()).WithUnixSockets(p.UnixSockets).
 		WithWaivers(p.Waivers...).WithLimits(p.Limits)
 }
 

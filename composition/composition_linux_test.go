@@ -103,7 +103,7 @@ func TestTheDefaultConfines(t *testing.T) {
 	events, err := play(t, compose(t, base(t)...).Orchestrator, application.OpenRequest{}, "write "+outside+" x", "say hello")
 	require.NoError(t, err)
 	require.False(t, receipt(t, events).Unconfined)
-	require.Equal(t, "landlock", receipt(t, events).Enforcer)
+	require.Equal(t, "landlock+seccomp", receipt(t, events).Enforcer)
 	require.NoFileExists(t, outside)
 	require.Equal(t, domain.OutcomeCompleted, final(t, events).Outcome)
 	require.Equal(t, "hello", final(t, events).Text)

@@ -25,17 +25,19 @@ const (
 	// process outside the sandbox made.
 	PropertyAbstractSockets Property = "abstract-sockets"
 	// PropertyOtherSockets: no other way onto the network: MPTCP, TCP Fast
-	// Open, listening without a bind, SCTP, raw, packet, netlink, vsock.
+	// Open, listening without a bind (unless a port may be bound), SCTP, SMC,
+	// raw, packet, vsock, and of netlink only asking for routes and addresses.
 	PropertyOtherSockets Property = "other-sockets"
 	// PropertySignals: no signal to a process outside the sandbox.
 	PropertySignals Property = "signals"
 	// PropertyOtherProcesses: no other way to reach a process outside:
-	// prlimit, process_vm_*, pidfd_getfd, kcmp.
+	// prlimit, ptrace, process_vm_*, pidfd_getfd, kcmp.
 	PropertyOtherProcesses Property = "other-processes"
 	// PropertyPrivileges: no capabilities, and none gained by running a
 	// setuid program.
 	PropertyPrivileges Property = "privileges"
-	// PropertyIPC: no System V IPC objects and no kernel keyrings of the host.
+	// PropertyIPC: no System V IPC objects, POSIX message queues and kernel
+	// keyrings of the host.
 	PropertyIPC Property = "ipc"
 	// PropertyMemory, PropertyPids and PropertyCPU: limits over the whole tree.
 	PropertyMemory Property = "memory-limit"

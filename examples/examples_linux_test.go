@@ -26,7 +26,7 @@ func TestEmbed(t *testing.T) {
 	run.Env = append(os.Environ(), "TMPDIR="+tmp)
 	out, err = run.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "1 sandbox {confined by landlock (ABI 6)", "the enforcer is the example's own")
+	require.Contains(t, string(out), "1 sandbox {confined by landlock+seccomp (ABI 6)", "the enforcer is the example's own")
 	require.Contains(t, string(out), "You said: Hello, agent.", "the turn is streamed")
 	require.Contains(t, string(out), "1 turns before; the last prompt: Hello, agent.", "the second session continues the first")
 	left, err := os.ReadDir(tmp)

@@ -64,6 +64,11 @@ type PlanFragment struct {
 	ConnectTCP []uint16
 	Env        []domain.EnvRule
 	Waivers    []domain.Property
+	// UDP says why the agent needs UDP, which a plan otherwise denies: nearly
+	// always because the host of its API is a name that has to be resolved. ""
+	// means that it does not. The reason is shown with the plan and repeated in
+	// every receipt.
+	UDP string
 	// Receipt lines: what the adapter switches off or on in the agent by
 	// itself, such as the agent's inner sandbox.
 	Notes []string

@@ -11,14 +11,14 @@ import (
 	"github.com/caisson-run/caisson/composition"
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
-	"github.com/caisson-run/caisson/infrastructure/landlock"
+	"github.com/caisson-run/caisson/infrastructure/sandbox"
 )
 
 func main() {
 	fakecli.Host() // without this and the adapter below, the agent is the real Claude Code
 	ctx, workspace, state := context.Background(), must(os.MkdirTemp("", "workspace-")), must(os.MkdirTemp("", "state-"))
 	caisson := must(composition.New(ctx, composition.WithAgentAdapter(fakecli.NewAdapter(claude.New(), must(os.Executable()))),
-		composition.WithStateRoot(state), composition.WithSandboxEnforcer(landlock.New(landlock.WithABI(6)))))
+		composition.WithStateRoot(state), composition.WithSandboxEnforcer(sandbox.New(sandbox.WithABI(6)))))
 	request := application.OpenRequest{Agent: "claude", Workspace: workspace}
 	for _, prompt := range []string{"Hello, agent.", fakecli.Script("recall")} {
 		session := must(caisson.Orchestrator.Open(ctx, request))

@@ -83,6 +83,19 @@ var needs = map[domain.Property]need{
 	domain.PropertyCPU:             {beyond: "Landlock limits no resources; needs a cgroup v2 cpu controller"},
 }
 
+// Statuses says what Supports would say on a kernel with that ABI that has the
+// fixes of all errata, 0 for one without Landlock. It is pure: for tables over
+// all kernels.
+func Statuses(plan domain.SandboxPlan, abi int) []domain.PropertyStatus {
+	if abi < 1 {
+		return statuses(plan, kernel{note: "no Landlock"})
+	}
+	return statuses(plan, kernelOf(abi, fixedSignalScope|fixedDisconnected))
+}
+
+// NewestABI is the newest ABI that the layer makes use of.
+const NewestABI = newestABI
+
 // statuses says what becomes of each property of the plan under that kernel.
 // What can be enforced is, whether or not it is waived.
 func statuses(plan domain.SandboxPlan, k kernel) []domain.PropertyStatus {

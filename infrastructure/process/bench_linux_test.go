@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/landlock"
+	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
@@ -25,12 +26,12 @@ func BenchmarkSpawn(b *testing.B) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	require.NoError(b, err)
 	defer null.Close()
-	confined := NewSpawner(Config{Enforcer: landlock.New()})
+	confined, confinedByLandlock := NewSpawner(Config{Enforcer: sandbox.Default()}), NewSpawner(Config{Enforcer: landlock.New()})
 	plan := testPlan("")
 	line := domain.SpawnLine{Path: "/bin/true", Argv: []string{"true"}, Dir: "/", Env: []string{"PATH=/usr/bin"}}
-	spawn := func(plan domain.SandboxPlan, keeper bool) {
+	spawn := func(spawner *Spawner, plan domain.SandboxPlan, keeper bool) {
 		line.Sandbox = plan
-		c, err := confined.start(context.Background(), line, stdio{null, null, null}, keeper)
+		c, err := spawner.start(context.Background(), line, stdio{null, null, null}, keeper)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -58,9 +59,10 @@ func BenchmarkSpawn(b *testing.B) {
 				b.Fatal(err)
 			}
 		}},
-		{"native", func() { spawn(domain.Unconfined("benchmark"), false) }},
-		{"confined", func() { spawn(plan, false) }},
-		{"keeper", func() { spawn(plan, true) }},
+		{"native", func() { spawn(confined, domain.Unconfined("benchmark"), false) }},
+		{"landlock", func() { spawn(confinedByLandlock, plan.WithWaivers(domain.Properties()...), false) }},
+		{"confined", func() { spawn(confined, plan, false) }},
+		{"keeper", func() { spawn(confined, plan, true) }},
 	}
 	times := make([][]time.Duration, len(variants))
 	for b.Loop() {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/domain"
-	"github.com/caisson-run/caisson/infrastructure/landlock"
+	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
@@ -65,15 +65,9 @@ func shLine(dir string, plan domain.SandboxPlan, script string) domain.SpawnLine
 	}
 }
 
-// landlockWaivers are what Landlock alone cannot do.
-var landlockWaivers = []domain.Property{
-	domain.PropertyUDP, domain.PropertyUnixSockets, domain.PropertyOtherSockets,
-	domain.PropertyOtherProcesses, domain.PropertyPrivileges, domain.PropertyIPC,
-}
-
 // testPlan grants the system, and dir for writing.
 func testPlan(dir string) domain.SandboxPlan {
-	plan := domain.NewSandboxPlan("test").WithWaivers(landlockWaivers...)
+	plan := domain.NewSandboxPlan("test")
 	for _, p := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc", "/proc"} {
 		// As an application hands them over: canonical.
 		if canonical, err := filepath.EvalSymlinks(p); err == nil {
@@ -87,7 +81,7 @@ func testPlan(dir string) domain.SandboxPlan {
 	return plan
 }
 
-func confinedSpawner() *Spawner { return NewSpawner(Config{Enforcer: landlock.New()}) }
+func confinedSpawner() *Spawner { return NewSpawner(Config{Enforcer: sandbox.Default()}) }
 
 // tempDir is a directory that any user may pass through.
 func tempDir(t testing.TB) string {

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/landlock"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
@@ -387,12 +388,26 @@ func TestSiblingsAreKilledAndReaped(t *testing.T) {
 	for name, plan := range modes(t, dir) {
 		t.Run(name, func(t *testing.T) {
 			testkit.NoLeaks(t) // zombies included
-			stdout, _, end := collect(t, startTurn(t, confinedSpawner(), TurnSpec{Line: helperLine(t, plan, "siblings")}))
+			// The filter of the default enforcer refuses it, so this is one that
+			// an embedder may have.
+			s := NewSpawner(Config{Enforcer: landlock.New()})
+			if plan.IsConfined() {
+				plan = plan.WithWaivers(domain.Properties()...)
+			}
+			stdout, _, end := collect(t, startTurn(t, s, TurnSpec{Line: helperLine(t, plan, "siblings")}))
 			require.Empty(t, stdout)
 			require.True(t, end.Exit.Success())
 			require.Empty(t, testkit.Children())
 		})
 	}
+}
+
+func TestTheDefaultEnforcerAllowsNoSiblings(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	stdout, _, end := collect(t, startTurn(t, confinedSpawner(), TurnSpec{Line: helperLine(t, testPlan(tempDir(t)), "siblings")}))
+	require.Equal(t, []string{"clone: operation not permitted"}, stdout)
+	require.Equal(t, 1, end.Exit.Code)
 }
 
 func TestAChildThatDoesNotReadIsEnded(t *testing.T) {

@@ -59,10 +59,11 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		proc *os.Process
 		exit *exitWatch
 		errW error
+		errC error
 
 		receipt domain.Receipt
 	)
-	err = onThrowawayThread(func() error {
+	err = onThrowawayThread(func(next func()) error {
 		if keep != nil {
 			if err := group.EnterKillGroup(); err != nil {
 				return err
@@ -79,6 +80,7 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		if err := conf.Apply(); err != nil {
 			return err
 		}
+		next()
 		if !s.cfg.KeepInheritedFDs {
 			if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 				return &domain.SpawnError{Step: "close_range", Argv0: line.Path, Err: err}
@@ -91,16 +93,18 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		if err != nil {
 			return startError(line, err)
 		}
+		next()
 		if err := leaveStopped(proc.Pid); err != nil {
 			return &domain.SpawnError{Step: "stop at birth", Argv0: line.Path, Err: err}
 		}
 		return nil
 	}, func() {
+		receipt = conf.Receipt()
+		errC = conf.Close()
+	}, func() {
 		if proc != nil {
 			exit, errW = watchExit(proc.Pid)
 		}
-		receipt = conf.Receipt()
-		errW = errors.Join(errW, conf.Close())
 	})
 	// From here on the thread is gone, or err says that it is not.
 	fail := func(err error) (*child, error) {
@@ -118,7 +122,7 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	if err != nil {
 		return fail(err)
 	}
-	if errW != nil {
+	if errW := errors.Join(errW, errC); errW != nil {
 		return fail(&domain.SpawnError{Step: "watch", Argv0: line.Path, Err: errW})
 	}
 	receipt.InheritedFDs = s.cfg.KeepInheritedFDs

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/domain"
-	"github.com/caisson-run/caisson/infrastructure/landlock"
+	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
@@ -27,10 +27,10 @@ func TestThrowawayThreadIsNeverTheMainThreadAndNeverSurvives(t *testing.T) {
 	testkit.NoLeaks(t)
 	for range 300 {
 		var tid int
-		err := onThrowawayThread(func() error {
+		err := onThrowawayThread(func(func()) error {
 			tid = unix.Gettid()
 			return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-		}, nil)
+		})
 		require.NoError(t, err)
 		require.NotEqual(t, os.Getpid(), tid, "the main thread cannot be ended")
 		require.ErrorIs(t, unix.Tgkill(os.Getpid(), tid, 0), unix.ESRCH)
@@ -40,7 +40,7 @@ func TestThrowawayThreadIsNeverTheMainThreadAndNeverSurvives(t *testing.T) {
 
 func TestThrowawayThreadReturnsTheError(t *testing.T) {
 	testkit.NoLeaks(t)
-	require.ErrorIs(t, onThrowawayThread(func() error { return errBroken }, nil), errBroken)
+	require.ErrorIs(t, onThrowawayThread(func(func()) error { return errBroken }), errBroken)
 }
 
 // On one processor the goroutine lands on the main thread almost always.
@@ -48,12 +48,12 @@ func TestThrowawayThreadFromTheMainThread(t *testing.T) {
 	testkit.NoLeaks(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for range 100 {
-		require.NoError(t, onThrowawayThread(func() error {
+		require.NoError(t, onThrowawayThread(func(func()) error {
 			if unix.Gettid() == unix.Getpid() {
 				return fmt.Errorf("on the main thread")
 			}
 			return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-		}, nil))
+		}))
 	}
 	require.Empty(t, testkit.RestrictedThreads())
 }
@@ -112,7 +112,7 @@ func TestTheAttackWinsAgainstAThreadThatLives(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	testkit.NoLeaks(t)
 	line := helperLine(t, testPlan(""), "attack", "5s")
-	conf, err := landlock.New().Prepare(context.Background(), line.Sandbox, line)
+	conf, err := sandbox.Default().Prepare(context.Background(), line.Sandbox, line)
 	require.NoError(t, err)
 	defer conf.Close()
 	var out strings.Builder
@@ -124,7 +124,7 @@ func TestTheAttackWinsAgainstAThreadThatLives(t *testing.T) {
 	release := make(chan struct{})
 	started := make(chan *os.Process, 1)
 	go func() {
-		_ = onThrowawayThread(func() error {
+		_ = onThrowawayThread(func(func()) error {
 			defer close(started)
 			if err := conf.Apply(); err != nil {
 				return err
@@ -136,7 +136,7 @@ func TestTheAttackWinsAgainstAThreadThatLives(t *testing.T) {
 			started <- p
 			<-release // the thread lives as long as the child: the mistake
 			return nil
-		}, nil)
+		})
 	}()
 	p := <-started
 	require.NotNil(t, p)
@@ -218,7 +218,7 @@ func TestConfinedIsConfinedAndTheHostIsNot(t *testing.T) {
 	dir, outside := tempDir(t), tempDir(t)
 	run := startTurn(t, confinedSpawner(), TurnSpec{Line: shLine(dir, testPlan(dir),
 		`grep NoNewPrivs /proc/self/status; echo > in; echo > `+outside+`/out || echo denied; mkdir a b; echo > a/f; mv a/f b/f && echo renamed`)})
-	require.Equal(t, "landlock", run.Receipt().Enforcer)
+	require.Equal(t, "landlock+seccomp", run.Receipt().Enforcer)
 	stdout, stderr, end := collect(t, run)
 	require.Equal(t, []string{"NoNewPrivs:\t1", "denied", "renamed"}, stdout)
 	require.Contains(t, strings.Join(stderr, "\n"), "Permission denied")
@@ -294,7 +294,7 @@ func TestInheritableDescriptorsDoNotReachTheChild(t *testing.T) {
 	require.Empty(t, stdout)
 
 	inheritable()
-	s := NewSpawner(Config{Enforcer: landlock.New(), KeepInheritedFDs: true})
+	s := NewSpawner(Config{Enforcer: sandbox.Default(), KeepInheritedFDs: true})
 	run := startTurn(t, s, TurnSpec{Line: helperLine(t, testPlan(""), "fdlist")})
 	require.True(t, run.Receipt().InheritedFDs)
 	stdout, _, _ = collect(t, run)
@@ -321,7 +321,7 @@ func TestChildrenAreSessionLeadersWithoutATerminal(t *testing.T) {
 func setuidDuringSpawns(args []string) int {
 	hold := make(chan struct{})
 	go func() {
-		_ = onThrowawayThread(func() error {
+		_ = onThrowawayThread(func(func()) error {
 			// What Landlock, capabilities or seccomp can bring about: the call has
 			// another result on this thread than on the others.
 			var caps [2]unix.CapUserData
@@ -332,7 +332,7 @@ func setuidDuringSpawns(args []string) int {
 			close(hold)
 			time.Sleep(time.Minute)
 			return nil
-		}, nil)
+		})
 	}()
 	<-hold
 	err := syscall.Setuid(65534)

@@ -19,15 +19,22 @@ const threadGoneSpin = 100 * time.Microsecond
 
 // onThrowawayThread runs fn on an OS thread that nothing else ever runs on,
 // and returns when that thread is gone. fn may restrict its thread for good.
-// meanwhile, if not nil, runs in the caller's flow while the thread ends, which
-// takes a good part of a spawn's time.
-func onThrowawayThread(fn func() error, meanwhile func()) error {
+//
+// The stages run in the caller's flow, one after the other: fn lets each begin
+// by a call of next, and what is left begins when fn is done. It takes a good
+// part of a spawn's time to wake the caller up and to end the thread, so what
+// need not be done on the thread is done meanwhile.
+func onThrowawayThread(fn func(next func()) error, stages ...func()) error {
 	type outcome struct {
 		tid int
 		err error
 	}
 	done := make(chan outcome, 1)
-	work := func() { done <- outcome{unix.Gettid(), fn()} }
+	begin := make(chan struct{}, len(stages))
+	work := func() {
+		defer close(begin)
+		done <- outcome{unix.Gettid(), fn(func() { begin <- struct{}{} })}
+	}
 
 	go func() {
 		runtime.LockOSThread() // never unlocked, see below
@@ -51,10 +58,11 @@ func onThrowawayThread(fn func() error, meanwhile func()) error {
 		runtime.UnlockOSThread()
 	}()
 
-	o := <-done
-	if meanwhile != nil {
-		meanwhile()
+	for _, stage := range stages {
+		<-begin
+		stage()
 	}
+	o := <-done
 	if err := awaitThreadGone(o.tid); err != nil {
 		return errors.Join(o.err, err)
 	}

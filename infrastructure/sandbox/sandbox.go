@@ -1,18 +1,147 @@
-// Package sandbox is the one place that says which layers make up the default
-// enforcer, so that a composition asks for it here, on every system, and not
-// for a layer by name. Today the default is the Landlock layer alone: a plan
-// must waive by name what that cannot guarantee. A layer that is added here
-// reaches every composition.
+// Package sandbox composes the layers of the default enforcer, in the order in
+// which they are applied: no_new_privs and empty capability sets (package
+// privileges), the Landlock domain of the plan (package landlock), the filter
+// of system calls (package seccomp). Each closes what the ones before it cannot;
+// [statuses] says which of them guarantees which property of a plan.
+//
+// A composition asks for the enforcer here, on every system, and not for a
+// layer by name.
 //
 // It may import domain, ports and the packages of the layers.
 package sandbox
 
 import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/landlock"
+	"github.com/caisson-run/caisson/infrastructure/privileges"
+	"github.com/caisson-run/caisson/infrastructure/seccomp"
 	"github.com/caisson-run/caisson/ports"
 )
+
+// name is what receipts call the enforcer.
+const name = "landlock+seccomp"
+
+// Enforcer is the default enforcer. Make one with [New]. It holds no resources
+// and is safe for concurrent use.
+type Enforcer struct {
+	landlock *landlock.Enforcer
+	filter   string // why there is no seccomp filter, "" if there is one
+}
+
+var _ ports.SandboxEnforcer = (*Enforcer)(nil)
 
 // Default returns the enforcer for the running host. It is never nil and never
 // one that enforces nothing: where the host has no Landlock, it refuses every
 // plan and says why. It holds no resources and is safe for concurrent use.
-func Default() ports.SandboxEnforcer { return landlock.New() }
+func Default() ports.SandboxEnforcer { return New() }
+
+// Option changes how [New] makes an enforcer. All there are today concern its
+// Landlock layer.
+type Option = landlock.Option
+
+// WithABI is [landlock.WithABI].
+func WithABI(abi int) Option { return landlock.WithABI(abi) }
+
+// New returns the enforcer for the running host.
+func New(opts ...Option) *Enforcer {
+	return &Enforcer{landlock: landlock.New(opts...), filter: seccomp.Missing()}
+}
+
+// Supports implements [ports.SandboxEnforcer].
+func (e *Enforcer) Supports(plan domain.SandboxPlan) []domain.PropertyStatus {
+	return statuses(plan, e.landlock.Supports(plan), e.filter)
+}
+
+// Prepare implements [ports.SandboxEnforcer]. It refuses what [landlock.Enforcer]
+// refuses, but for the properties that the other layers guarantee.
+func (e *Enforcer) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	if err := plan.Validate(); err != nil {
+		return nil, failed("prepare", err)
+	}
+	var properties []domain.PropertyStatus
+	inner := plan
+	if plan.IsConfined() { // the Landlock layer refuses any other
+		properties = e.Supports(plan)
+		if err := domain.CheckStrictness(plan, properties); err != nil {
+			return nil, err
+		}
+		// It need not do what another layer does. A waiver takes nothing from
+		// what it can do.
+		guaranteed := make([]domain.Property, 0, len(properties))
+		for _, s := range properties {
+			if s.State == domain.StateEnforced {
+				guaranteed = append(guaranteed, s.Property)
+			}
+		}
+		inner = inner.WithWaivers(guaranteed...)
+	}
+	restriction, err := e.landlock.Prepare(ctx, inner, line)
+	if err != nil {
+		return nil, err
+	}
+	c := &confinement{Confinement: restriction, plan: plan, properties: properties}
+	if e.filter == "" {
+		if c.filter, err = seccomp.For(plan); err != nil {
+			return nil, failed("prepare", errors.Join(err, restriction.Close()))
+		}
+	}
+	if group, ok := restriction.(ports.KillGroup); ok {
+		return &confinementInGroup{c, group}, nil
+	}
+	return c, nil
+}
+
+func failed(step string, err error) error {
+	return &domain.EnforcementError{Step: step, Err: err}
+}
+
+// confinement is the Landlock layer's, with the other layers around it.
+type confinement struct {
+	ports.Confinement
+	plan       domain.SandboxPlan
+	properties []domain.PropertyStatus
+	filter     *seccomp.Filter // nil if there can be none, which the plan waives
+}
+
+// confinementInGroup is one whose Landlock layer has kill groups, which concern
+// that layer alone.
+type confinementInGroup struct {
+	*confinement
+	ports.KillGroup
+}
+
+// Apply applies the layers. The filter comes last: the layers before it need
+// calls that no child needs.
+func (c *confinement) Apply() error {
+	if err := privileges.Drop(); err != nil {
+		return failed("apply", err)
+	}
+	if err := c.Confinement.Apply(); err != nil {
+		return err
+	}
+	if c.filter == nil {
+		return nil
+	}
+	if err := c.filter.Load(); err != nil {
+		return failed("apply", err)
+	}
+	return nil
+}
+
+// Receipt is the Landlock layer's, about the plan as it was asked for.
+func (c *confinement) Receipt() domain.Receipt {
+	r := c.Confinement.Receipt()
+	r.Enforcer = name
+	r.Layers = []string{"no_new_privs", "capabilities", "landlock"}
+	if c.filter != nil {
+		r.Layers = append(r.Layers, "seccomp")
+	}
+	r.Properties = slices.Clone(c.properties)
+	r.Open = append(r.Open, openLimits(c.plan)...)
+	r.PlanDigest = c.plan.Digest()
+	return r
+}

@@ -32,12 +32,15 @@ func TestDefaultEnforcesOrRefuses(t *testing.T) {
 	defer func() { require.NoError(t, c.Close()) }()
 	require.Contains(t, c.Receipt().Layers, "landlock")
 	require.Contains(t, c.Receipt().InState(domain.StateEnforced), domain.PropertyFilesystem)
-	require.Contains(t, c.Receipt().InState(domain.StateWaived), domain.PropertyIPC, "no layer for it yet")
+	require.Equal(t, plan.Digest(), c.Receipt().PlanDigest, "that of the plan as it was asked for")
+	require.Empty(t, c.Receipt().InState(domain.StateUnenforceable))
 }
 
-func TestDefaultRefusesAPlanThatWaivesNothing(t *testing.T) {
-	c, err := sandbox.Default().Prepare(t.Context(), domain.NewSandboxPlan("test"), domain.SpawnLine{})
+func TestDefaultRefusesWhatNoLayerCanDo(t *testing.T) {
+	plan := domain.NewSandboxPlan("test").WithLimits(domain.Limits{MemoryBytes: 1 << 30})
+	c, err := sandbox.Default().Prepare(t.Context(), plan, domain.SpawnLine{})
 	var strict *domain.StrictnessError
 	require.ErrorAs(t, err, &strict)
+	require.ErrorContains(t, err, "--waive memory-limit")
 	require.Nil(t, c)
 }

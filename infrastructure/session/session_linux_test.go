@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
-	"github.com/caisson-run/caisson/infrastructure/landlock"
 	"github.com/caisson-run/caisson/infrastructure/process"
+	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/ports/portstest"
 	"github.com/caisson-run/caisson/tests/testkit"
@@ -47,9 +47,7 @@ func newPlace(tb testing.TB) place {
 
 // plan is a plan as an application computes it, with only what a test needs.
 func (p place) plan() domain.SandboxPlan {
-	plan := domain.NewSandboxPlan("test").WithWaivers(
-		domain.PropertyUDP, domain.PropertyUnixSockets, domain.PropertyOtherSockets,
-		domain.PropertyOtherProcesses, domain.PropertyPrivileges, domain.PropertyIPC)
+	plan := domain.NewSandboxPlan("test")
 	for _, path := range []string{"/usr", "/bin", "/lib", "/lib64", "/etc", "/proc"} {
 		plan = plan.WithRules(domain.PathRule{Path: path, Access: domain.AccessReadExec, Presence: domain.Optional})
 	}
@@ -84,8 +82,8 @@ func factories(t *testing.T) map[string]struct {
 		confined bool
 	}
 	return map[string]mode{
-		"confined": {[]Option{WithSandboxEnforcer(landlock.New())}, place.plan, true},
-		"unconfined": {[]Option{WithSandboxEnforcer(landlock.New())}, func(p place) domain.SandboxPlan {
+		"confined": {[]Option{WithSandboxEnforcer(sandbox.Default())}, place.plan, true},
+		"unconfined": {[]Option{WithSandboxEnforcer(sandbox.Default())}, func(p place) domain.SandboxPlan {
 			return domain.Unconfined("a test").WithEnv(p.env()...)
 		}, false},
 		"native": {[]Option{AllowNative()}, place.plan, false},
@@ -174,8 +172,8 @@ func TestStartRefuses(t *testing.T) {
 	require.Contains(t, invalid.Error(), `"claude"`)
 	require.ErrorAs(t, start(all, func(s *ports.SessionSpec) { s.ConversationID = "--help" }, domain.Unconfined("test")), &invalid)
 	require.Contains(t, invalid.Error(), "--help")
-	require.ErrorAs(t, start(all, nil, domain.NewSandboxPlan("strict"), WithSandboxEnforcer(landlock.New())), &strict)
-	require.Contains(t, strict.Error(), "--waive privileges")
+	require.ErrorAs(t, start(all, nil, domain.NewSandboxPlan("strict").WithLimits(domain.Limits{Pids: 1}), WithSandboxEnforcer(sandbox.Default())), &strict)
+	require.Contains(t, strict.Error(), "--waive pids-limit")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	f, err := NewFactory(all)

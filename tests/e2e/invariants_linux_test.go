@@ -209,7 +209,7 @@ func TestInvariant2NegativeCompanion(t *testing.T) {
 			command := fmt.Sprintf(attempt.command, file)
 			confined := s.open(t, application.OpenRequest{})
 			events := s.run(t, confined, command, "say the agent goes on")
-			require.Equal(t, "landlock", receiptOf(events).Enforcer)
+			require.Equal(t, "landlock+seccomp", receiptOf(events).Enforcer)
 			require.NoFileExists(t, file, attempt.name)
 			require.Contains(t, textOf(events), "the agent goes on")
 			require.Equal(t, domain.OutcomeCompleted, finalOf(events).Outcome)

@@ -163,7 +163,7 @@ func (b *realBench) read(t *testing.T, turn *application.Turn, number int, after
 	}
 	receipt := realReceipt(t, events)
 	require.False(t, receipt.Unconfined)
-	require.Equal(t, "landlock", receipt.Enforcer)
+	require.Equal(t, "landlock+seccomp", receipt.Enforcer)
 	require.Equal(t, "coding", receipt.Preset)
 	require.Equal(t, []uint16{b.model.Port()}, receipt.ConnectTCP)
 	require.NotEmpty(t, receipt.Agent, "what the adapter has switched off")

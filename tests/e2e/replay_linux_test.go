@@ -217,7 +217,7 @@ func checkFrame(t *testing.T, agent domain.AgentKind, lines []wireLine) {
 	require.Equal(t, 1, of["sandbox"])
 	require.NotNil(t, lines[0].Receipt)
 	require.False(t, lines[0].Receipt.Unconfined)
-	require.Equal(t, "landlock", lines[0].Receipt.Enforcer)
+	require.Equal(t, "landlock+seccomp", lines[0].Receipt.Enforcer)
 	require.Equal(t, "coding", lines[0].Receipt.Preset)
 	require.Equal(t, "final", lines[len(lines)-1].Type)
 	require.Equal(t, 1, of["final"])

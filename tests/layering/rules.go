@@ -36,6 +36,8 @@ func Caisson() Rules {
 		Adapters: []Exception{
 			{"infrastructure/session", "infrastructure/process", "a session is a policy over the spawner: when to run a process and what its output means; a port between the two would only repeat the spawner's shape"},
 			{"infrastructure/sandbox", "infrastructure/landlock", "it composes the layers of the default enforcer"},
+			{"infrastructure/sandbox", "infrastructure/privileges", "it composes the layers of the default enforcer"},
+			{"infrastructure/sandbox", "infrastructure/seccomp", "it composes the layers of the default enforcer"},
 			{"infrastructure/agents/claude", "infrastructure/agents/lookup", "how npm lays out a native program behind its launcher is one piece of knowledge"},
 			{"infrastructure/agents/codex", "infrastructure/agents/lookup", "how npm lays out a native program behind its launcher is one piece of knowledge"},
 		},
@@ -44,8 +46,8 @@ func Caisson() Rules {
 			{From: "infrastructure/fakecli", Why: "the fake agent is itself the confined child, and tests what becomes of the children that it starts"},
 			{From: "tests/testkit", Why: "it builds the fake agent for tests"},
 		},
-		// The seccomp loader is to be the one entry (DESIGN: the program is
-		// handed to the kernel by address).
-		Unsafe: nil,
+		Unsafe: []Exception{
+			{From: "infrastructure/seccomp/load_linux.go", Why: "the filter is handed to the kernel by address, and x/sys has no function for it"},
+		},
 	}
 }

@@ -159,6 +159,7 @@ func TestNeeds(t *testing.T) {
 		f, err := need(nil)
 		require.NoError(t, err)
 		require.Equal(t, []uint16{443}, f.ConnectTCP)
+		require.Contains(t, f.UDP, "api.anthropic.com")
 		base := variable(t, f, "ANTHROPIC_BASE_URL")
 		require.True(t, base.Literal, "a settings file must not be able to say otherwise")
 		require.Equal(t, "https://api.anthropic.com", base.Value)
@@ -203,6 +204,7 @@ func TestNeeds(t *testing.T) {
 			f, err := need(map[string]string{"ANTHROPIC_BASE_URL": url})
 			require.NoError(t, err)
 			require.Equal(t, []uint16{port}, f.ConnectTCP)
+			require.Equal(t, strings.Contains(url, "127.0.0.1") || strings.Contains(url, "[::1]"), f.UDP == "", "an address needs no DNS")
 			if url != "" {
 				require.Equal(t, url, variable(t, f, "ANTHROPIC_BASE_URL").Value)
 			}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/agents/lookup"
 	"github.com/caisson-run/caisson/ports"
 )
 
@@ -22,20 +23,21 @@ const (
 //
 // The base URL is always set, to the orchestrator's own or the default, so that
 // no settings file can lead the agent, and its key, to another server.
-func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, host ports.Host) (ports.PlanFragment, error) {
+func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, surroundings ports.Host) (ports.PlanFragment, error) {
 	base, ok := "", false
-	if host.LookupEnv != nil {
-		base, ok = host.LookupEnv(envBaseURL)
+	if surroundings.LookupEnv != nil {
+		base, ok = surroundings.LookupEnv(envBaseURL)
 	}
 	if !ok || base == "" {
 		base = defaultBaseURL
 	}
-	port, secret, err := apiPort(base)
+	host, port, secret, err := apiHost(base)
 	if err != nil {
 		return ports.PlanFragment{}, err
 	}
 	need := ports.PlanFragment{
 		ConnectTCP: []uint16{port},
+		UDP:        lookup.WhyUDP(host),
 		Env: []domain.EnvRule{
 			{Name: "ANTHROPIC_API_KEY", Secret: true, Why: why},
 			{Name: "ANTHROPIC_AUTH_TOKEN", Secret: true, Why: why},
@@ -57,11 +59,11 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, host port
 	return need, nil
 }
 
-// apiPort returns the TCP port of a base URL, and whether the URL holds a
-// password. Errors do not repeat the URL for that reason.
-func apiPort(base string) (port uint16, secret bool, err error) {
-	bad := func(reason string) (uint16, bool, error) {
-		return 0, false, &domain.InvalidError{
+// apiHost returns the host and the TCP port of a base URL, and whether the URL
+// holds a password. Errors do not repeat the URL for that reason.
+func apiHost(base string) (host string, port uint16, secret bool, err error) {
+	bad := func(reason string) (string, uint16, bool, error) {
+		return "", 0, false, &domain.InvalidError{
 			What: "environment variable", Value: envBaseURL, Reason: reason,
 			Remedy: "set it to the URL of the model's API, for example " + defaultBaseURL + ", or unset it",
 		}
@@ -87,7 +89,7 @@ func apiPort(base string) (port uint16, secret bool, err error) {
 	default:
 		port = 443
 	}
-	return port, u.User != nil, nil
+	return u.Hostname(), port, u.User != nil, nil
 }
 
 // Command returns the line for one turn. The prompt goes in by standard input,

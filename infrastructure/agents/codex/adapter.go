@@ -157,12 +157,13 @@ func version(vendor string) string {
 // plan does not depend on which of the two is set. A base URL that cannot be
 // used is a *domain.InvalidError.
 func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, _ ports.Host) (ports.PlanFragment, error) {
-	_, port, err := endpoint(install)
+	_, host, port, err := endpoint(install)
 	if err != nil {
 		return ports.PlanFragment{}, err
 	}
 	f := ports.PlanFragment{
 		ConnectTCP: []uint16{port},
+		UDP:        lookup.WhyUDP(host),
 		Env: []domain.EnvRule{
 			{Name: envKey, Secret: true, Why: "codex: key of the model API"},
 			{Name: envCodexKey, Secret: true, Why: "codex: key of the model API"},
@@ -185,14 +186,14 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, _ ports.H
 	return f, nil
 }
 
-// endpoint returns the base URL as Codex gets it, and its TCP port.
-func endpoint(install ports.AgentInstall) (string, uint16, error) {
+// endpoint returns the base URL as Codex gets it, its host and its TCP port.
+func endpoint(install ports.AgentInstall) (base, host string, port uint16, err error) {
 	raw := install.BaseURL
 	if raw == "" {
 		raw = defaultBaseURL
 	}
-	bad := func(shown, reason string, err error) (string, uint16, error) {
-		return "", 0, &domain.InvalidError{
+	bad := func(shown, reason string, err error) (string, string, uint16, error) {
+		return "", "", 0, &domain.InvalidError{
 			What: envBaseURL, Value: shown, Reason: reason, Err: err,
 			Remedy: "set it to http(s)://HOST[:PORT]/PATH, such as " + defaultBaseURL + ", or unset it",
 		}
@@ -206,7 +207,7 @@ func endpoint(install ports.AgentInstall) (string, uint16, error) {
 		return bad("", "not a URL", err)
 	}
 	shown := u.Redacted()
-	port := map[string]uint16{"http": 80, "https": 443}[u.Scheme]
+	port = map[string]uint16{"http": 80, "https": 443}[u.Scheme]
 	switch {
 	case port == 0:
 		return bad(shown, "neither http nor https", nil)
@@ -227,5 +228,5 @@ func endpoint(install ports.AgentInstall) (string, uint16, error) {
 		port = uint16(n)
 	}
 	// What else could end a TOML string, net/url has escaped.
-	return strings.TrimRight(u.String(), "/"), port, nil
+	return strings.TrimRight(u.String(), "/"), u.Hostname(), port, nil
 }

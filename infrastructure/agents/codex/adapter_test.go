@@ -193,6 +193,7 @@ func TestBaseURL(t *testing.T) {
 		needs, err := codex.New().Needs(install, ports.SessionDirs{}, ports.Host{})
 		require.NoError(t, err, url)
 		require.Equal(t, []uint16{want.port}, needs.ConnectTCP, url)
+		require.Equal(t, strings.Contains(url, "example.com") || url == "", needs.UDP != "", "DNS for %s", url)
 		line, err := codex.New().Command(ports.TurnRequest{Prompt: ports.Prompt{Text: "x"}, Install: install})
 		require.NoError(t, err, url)
 		require.Contains(t, strings.Join(line.Argv, " "), `,base_url="`+want.base+`",`)

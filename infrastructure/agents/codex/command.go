@@ -46,7 +46,7 @@ func (*Adapter) Command(turn ports.TurnRequest) (domain.SpawnLine, error) {
 			What: "prompt", Value: turn.Prompt.Text, Reason: "empty, and codex refuses that", Remedy: "say what is to be done",
 		}
 	}
-	base, _, err := endpoint(turn.Install)
+	base, _, _, err := endpoint(turn.Install)
 	if err != nil {
 		return domain.SpawnLine{}, err
 	}

@@ -1,6 +1,7 @@
-// Package lookup finds agent programs by reading files alone: nothing that it
-// looks at is ever run, because at that point nothing confines it yet. The
-// agent adapters share it. It may import ports and the standard library.
+// Package lookup is what the agent adapters share. It finds agent programs by
+// reading files alone: nothing that it looks at is ever run, because at that
+// point nothing confines it yet. And it says what the place of a model's API
+// asks of a plan. It may import ports and the standard library.
 package lookup
 
 import (

@@ -17,6 +17,8 @@ type policyFlags struct {
 	paths      []pathFlag
 	connectTCP []string
 	bindTCP    []string
+	udp        bool
+	unix       string
 	env        []string
 	waive      []string
 	sandbox    string
@@ -54,6 +56,8 @@ func (f *policyFlags) add(flags *pflag.FlagSet) {
 	}
 	flags.StringArrayVar(&f.connectTCP, "connect-tcp", nil, "allow TCP connections to `PORT`, on any host")
 	flags.StringArrayVar(&f.bindTCP, "bind-tcp", nil, "allow to listen on TCP `PORT`")
+	flags.BoolVar(&f.udp, "udp", false, "allow UDP, to any host: what resolves names by DNS needs it")
+	flags.StringVar(&f.unix, "unix-sockets", "deny", "unix sockets that may be connected to: `deny`, own (below writable directories; needs Landlock ABI 9) or allow (docker.sock included)")
 	flags.StringArrayVar(&f.env, "env", nil, "pass the variable `NAME[=VALUE]` on; without a value, Caisson's own")
 	flags.StringArrayVar(&f.waive, "waive", nil, "do without `PROPERTY` where it cannot be enforced; the receipt says so")
 	flags.StringVar(&f.sandbox, "sandbox", "required", "`required`, or off to run without any sandbox")
@@ -91,6 +95,16 @@ func (f *policyFlags) policy(abs func(string) string) (application.Policy, error
 	}
 	if p.BindTCP, err = portNumbers("--bind-tcp", f.bindTCP, 0); err != nil {
 		return p, err
+	}
+	p.UDP = f.udp
+	switch f.unix {
+	case "deny":
+	case "own":
+		p.UnixSockets = domain.UnixSocketsOwn
+	case "allow":
+		p.UnixSockets = domain.UnixSocketsAllow
+	default:
+		return p, &domain.InvalidError{What: "--unix-sockets", Value: f.unix, Reason: "unknown", Remedy: "deny, own or allow"}
 	}
 	for _, s := range f.env {
 		name, value, literal := strings.Cut(s, "=")

@@ -1,0 +1,68 @@
+package seccomp
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+
+	"golang.org/x/net/bpf"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+// Filter is an assembled program. It holds no resources, and is shared and
+// safe for concurrent use.
+type Filter struct {
+	program program
+}
+
+// variantOf says what a plan lets the filter allow. A waiver changes nothing:
+// what can be refused is.
+func variantOf(plan domain.SandboxPlan) variant {
+	unix := plan.UnixSockets() != domain.UnixSocketsDeny
+	return variant{
+		udp:  plan.UDP(),
+		unix: unix,
+		// A filter cannot see what kind of socket listens.
+		listen: unix || len(plan.BindTCP()) > 0,
+	}
+}
+
+// Listens reports whether the filter of a plan lets listen(2) through. A TCP
+// socket that was not bound then gets a port of the kernel's choice, which
+// Landlock is not asked about.
+func Listens(plan domain.SandboxPlan) bool { return variantOf(plan).listen }
+
+// assembled keeps the filters: there are eight, and plans share them.
+var assembled sync.Map // variant → func() (*Filter, error)
+
+// For returns the filter of a plan. The error says that there is none for this
+// architecture.
+func For(plan domain.SandboxPlan) (*Filter, error) {
+	v := variantOf(plan)
+	once, ok := assembled.Load(v)
+	if !ok {
+		once, _ = assembled.LoadOrStore(v, sync.OnceValues(func() (*Filter, error) { return newFilter(v) }))
+	}
+	return once.(func() (*Filter, error))()
+}
+
+func newFilter(v variant) (*Filter, error) {
+	arch, err := architectureOf(runtime.GOARCH)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := bpf.Assemble(arch.program(v))
+	if err != nil {
+		return nil, fmt.Errorf("assemble the seccomp filter: %w", err)
+	}
+	return &Filter{loadable(raw)}, nil
+}
+
+// Load puts the calling thread under the filter, for good: the thread must have
+// no_new_privs or CAP_SYS_ADMIN. It makes one system call and allocates nothing.
+// Other threads of the process are not affected.
+func (f *Filter) Load() error { return f.program.load() }
+
+// Missing says why there can be no filter on this host, "" if there can.
+func Missing() string { return missing() }

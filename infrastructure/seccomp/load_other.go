@@ -1,0 +1,18 @@
+//go:build !linux
+
+package seccomp
+
+import (
+	"errors"
+	"runtime"
+
+	"golang.org/x/net/bpf"
+)
+
+type program []bpf.RawInstruction
+
+func loadable(raw []bpf.RawInstruction) program { return raw }
+
+func (program) load() error { return errors.New(missing()) }
+
+func missing() string { return "seccomp exists on Linux only, and this is " + runtime.GOOS }
