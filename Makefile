@@ -22,8 +22,8 @@ COUNT    ?= 50
 .PHONY: build test test-short check fmt-check vet lint clis race user bench bench-full \
 	stress fuzz examples generate-check clean
 
-build: ## the command, bin/caisson
-	$(GO) build -o bin/caisson ./cmd/caisson
+build: ## the command, bin/caisson; static, and spawns a little faster than with cgo
+	CGO_ENABLED=0 $(GO) build -o bin/caisson ./cmd/caisson
 
 # What fails fast comes first.
 test: check clis bench examples user race ## all of it

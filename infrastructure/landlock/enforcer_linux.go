@@ -49,25 +49,23 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 	if abi == 0 {
 		return nil, e.absent()
 	}
-	var granted []domain.GrantedRule
+	planned := plan.Rules()
+	granted := make([]domain.GrantedRule, 0, len(planned))
+	paths := make([]ll.PathBeneathAttr, 0, len(planned))
 	// The rules are descriptors, which must stay open until they are in the
-	// ruleset. It keeps the objects themselves.
-	var opened []object
-	defer func() {
-		for _, o := range opened {
-			_ = unix.Close(o.fd)
-		}
-	}()
-	var paths []ll.PathBeneathAttr
-	for _, r := range plan.Rules() {
+	// ruleset; it keeps the objects themselves. To close them takes time that the
+	// child need not wait for, so Close does it.
+	opened := make([]int, 0, len(planned))
+	fail := func(err error) (ports.Confinement, error) { return nil, errors.Join(err, closeAll(opened)) }
+	for _, r := range planned {
 		if ctx.Err() != nil {
-			return nil, e.failed("prepare", context.Cause(ctx))
+			return fail(e.failed("prepare", context.Cause(ctx)))
 		}
 		g := domain.GrantedRule{Path: r.Path, Why: r.Why}
 		o, err := locate(r)
 		switch {
 		case err == nil:
-			opened = append(opened, o)
+			opened = append(opened, o.fd)
 			g.Access = grant(r, plan, o.dir, abi)
 			if g.Access == 0 {
 				g.Skipped = nothingLeft(r.Access, o.dir, abi)
@@ -78,18 +76,18 @@ func (e *Enforcer) prepare(ctx context.Context, plan domain.SandboxPlan, line do
 		case r.Presence == domain.Optional && unreachable(err):
 			g.Skipped = reason(err)
 		default:
-			return nil, e.ruleFailed(r, err)
+			return fail(e.ruleFailed(r, err))
 		}
 		granted = append(granted, g)
 	}
 	c := &confinement{
-		abi: abi, line: line,
+		abi: abi, line: line, opened: opened,
 		plan: noRuleset, group: noRuleset,
 		receipt: func() domain.Receipt { return receiptOf(plan, e.kernel, slices.Clone(granted)) },
 	}
 	var err error
 	if c.plan, err = newRuleset(config(plan, abi), portRules(plan, abi)...); err != nil {
-		return nil, e.failed("prepare", err)
+		return nil, errors.Join(e.failed("prepare", err), c.Close())
 	}
 	if err := c.plan.grant(paths); err != nil {
 		return nil, errors.Join(e.failed("prepare", err), c.Close())
@@ -263,6 +261,7 @@ func (r ruleset) close() error {
 type confinement struct {
 	abi     int
 	line    domain.SpawnLine
+	opened  []int                 // what the path rules were made of
 	receipt func() domain.Receipt // made when it is asked for, off the way to the child
 
 	mu                       sync.Mutex
@@ -349,5 +348,15 @@ func (c *confinement) Close() error {
 		return nil
 	}
 	c.closed = true
-	return errors.Join(c.plan.close(), c.group.close())
+	return errors.Join(c.plan.close(), c.group.close(), closeAll(c.opened))
+}
+
+func closeAll(fds []int) error {
+	var errs []error
+	for _, fd := range fds {
+		if err := unix.Close(fd); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

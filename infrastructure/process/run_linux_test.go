@@ -335,7 +335,7 @@ func dieWithATracedThread([]string) int {
 		unix.RawSyscall(unix.SYS_PTRACE, unix.PTRACE_TRACEME, 0, 0)
 		fmt.Println("up")
 		for {
-			unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+			unix.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0) // for ever; arm64 has no pause(2)
 		}
 	}()
 	select {}
@@ -376,7 +376,7 @@ func startSiblings([]string) int {
 		}
 		if pid == 0 {
 			for {
-				unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+				unix.RawSyscall6(unix.SYS_PPOLL, 0, 0, 0, 0, 0, 0) // for ever; arm64 has no pause(2)
 			}
 		}
 	}

@@ -303,7 +303,7 @@ func TestCloseDuringTheStart(t *testing.T) {
 	testkit.NoLeaks(t)
 	p := newPlace(t)
 	a := adapters(t)[domain.AgentClaude]
-	f, err := NewFactory([]ports.AgentAdapter{a}, WithGraces(quick), WithSandboxEnforcer(slowEnforcer{landlock.New()}))
+	f, err := NewFactory([]ports.AgentAdapter{a}, WithGraces(quick), WithSandboxEnforcer(slowEnforcer{sandbox.Default()}))
 	require.NoError(t, err)
 	s, err := f.Start(t.Context(), specOf(t, a, p), p.plan())
 	require.NoError(t, err)
