@@ -27,6 +27,7 @@ import (
 
 func TestMain(m *testing.M) {
 	fakecli.Host()
+	testkit.DefaultSignals()
 	os.Exit(m.Run())
 }
 

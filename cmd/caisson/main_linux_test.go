@@ -29,6 +29,7 @@ func TestMain(m *testing.M) {
 		os.Args = append(os.Args[:1], os.Args[2:]...)
 		main()
 	}
+	testkit.DefaultSignals()
 	os.Exit(m.Run())
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -39,11 +38,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "__helper" {
 		os.Exit(helpers[os.Args[2]](os.Args[3:]))
 	}
-	if signal.Ignored(os.Interrupt) {
-		// As in a background job of a shell. Children inherit it, and a shell
-		// cannot trap what was ignored when it started.
-		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
-	}
+	testkit.DefaultSignals()
 	os.Exit(m.Run())
 }
 

@@ -19,6 +19,7 @@ var fakeProgram string
 // binary itself must host it.
 func MainWithFake(m *testing.M) {
 	flag.Parse()
+	DefaultSignals()
 	dir, err := os.MkdirTemp("", "fakehost-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
