@@ -128,7 +128,7 @@ func (x *execution) buildPlan(temp string) error {
 		if err != nil {
 			return &domain.SpawnError{Step: "resolve", Argv0: x.req.Argv[0], Err: err}
 		}
-		rules = append(execRules(execInput{euid: os.Geteuid(), program: program, temp: temp}), rules...)
+		rules = append(execRules(execInput{euid: os.Geteuid(), program: program, temp: temp, homePath: x.o.homePath()}), rules...)
 		plan = domain.NewSandboxPlan(presetExec).WithEnv(env...)
 	}
 	var err error

@@ -304,7 +304,7 @@ func (l *launch) buildPlan(context.Context) error {
 		plan = domain.Unconfined(l.req.Sandbox.why).WithEnv(l.env...).WithEnv(l.fragment.Env...)
 	} else {
 		preset := codingRules(codingInput{
-			euid: os.Geteuid(), workspace: l.workspace, dirs: l.dirs, homePath: l.homePath(),
+			euid: os.Geteuid(), workspace: l.workspace, dirs: l.dirs, homePath: l.o.homePath(l.workspace),
 		})
 		preset = append(preset, l.worktree...)
 		rules = append(append(preset, l.fragment.Rules...), rules...)
@@ -360,38 +360,6 @@ func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rule
 	}
 	plan = plan.WithRules(resolved...)
 	return plan, checkGrants(plan, root, own, programs)
-}
-
-// homePath returns the PATH entries below $HOME that can be granted: existing
-// directories that contain neither the workspace nor the state and lie in
-// neither. An entry that has a symbolic link below $HOME is none of them: it may
-// lead anywhere, and an earlier session's agent may have made it.
-func (l *launch) homePath() []string {
-	var granted []string
-	home, _ := l.o.host.LookupEnv("HOME")
-	for _, entry := range l.path {
-		if l.home == "" || entry == l.home {
-			continue
-		}
-		// $HOME itself may have links in it: compare below it.
-		below, ok := strings.CutPrefix(entry, filepath.Clean(home)+string(filepath.Separator))
-		if !ok {
-			if below, ok = strings.CutPrefix(entry, l.home+string(filepath.Separator)); !ok {
-				continue
-			}
-		}
-		dir, exists, err := canonicalPath(entry)
-		if err != nil || !exists || dir != filepath.Join(l.home, below) {
-			continue
-		}
-		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-			continue
-		}
-		if !overlaps(dir, l.workspace) && !overlaps(dir, l.o.records.Root()) {
-			granted = append(granted, dir)
-		}
-	}
-	return granted
 }
 
 // ownProgram is Caisson itself.

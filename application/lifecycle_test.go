@@ -760,3 +760,24 @@ func TestALinkOnPATHGrantsNothing(t *testing.T) {
 	r.env["PATH"] = filepath.Join(link, "other", "node_modules", ".bin")
 	require.Equal(t, []string{bin}, granted())
 }
+
+// The shims of a version manager are of no use without the rest of it.
+func TestAVersionManagerIsGrantedWhole(t *testing.T) {
+	r := newRig(t)
+	shims := mkdir(t, r.home, ".pyenv", "shims")
+	cargo := mkdir(t, r.home, ".cargo", "bin")
+	elsewhere := mkdir(t, r.home, "elsewhere", "bin")
+	require.NoError(t, os.Symlink(filepath.Dir(elsewhere), filepath.Join(r.home, ".nvm")))
+	r.env["PATH"] = strings.Join([]string{shims, cargo, filepath.Join(r.home, ".nvm", "bin"), "/usr/bin"}, ":")
+	preview, err := r.Plan(t.Context(), application.OpenRequest{Agent: "fake", Workspace: r.workspace})
+	require.NoError(t, err)
+	var granted []string
+	for _, rule := range preview.Plan.Rules() {
+		if rule.Why == "PATH" {
+			require.Equal(t, domain.AccessReadExec, rule.Access)
+			granted = append(granted, rule.Path)
+		}
+	}
+	// Not all of .cargo, which holds the registry's token.
+	require.ElementsMatch(t, []string{filepath.Dir(shims), cargo}, granted)
+}

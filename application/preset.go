@@ -120,16 +120,18 @@ func codingRules(in codingInput) []domain.PathRule {
 
 // execInput is what the exec preset depends on. All paths are canonical.
 type execInput struct {
-	euid    int
-	program string
-	temp    string
+	euid     int
+	program  string
+	temp     string
+	homePath []string // as of codingInput
 }
 
-// execRules grant a command itself, the system's programs and a private
-// temporary directory. The directory that it starts in is not granted: it may
+// execRules grant a command itself, the system's programs, the user's own ones
+// that are on PATH, and a private temporary directory. The directory that it starts in is not granted: it may
 // well be $HOME.
 func execRules(in execInput) []domain.PathRule {
 	rs := rules(domain.AccessReadExec, domain.Required, "the command", in.program)
 	rs = append(rs, rules(domain.AccessReadWriteExec, domain.Required, "private temp", in.temp)...)
-	return append(rs, systemRules(in.euid)...)
+	rs = append(rs, systemRules(in.euid)...)
+	return append(rs, rules(domain.AccessReadExec, domain.Optional, "PATH", in.homePath...)...)
 }
