@@ -21,10 +21,11 @@ func (a *app) execCommand() *cobra.Command {
 		Use:   "exec [flags] -- COMMAND [ARG…]",
 		Short: "Run any command under a plan",
 		Long: `Run a command under the sandbox, with standard input, output and error passed
-through and signals passed on. It gets the system's programs, a private TMPDIR
-that is removed afterwards, and what the flags grant: neither $HOME nor the
-working directory is granted by itself. The command is a session of its own
-without a controlling terminal, so a shell in it has no job control.
+through and signals passed on. It gets the programs of the system and those on
+PATH, a private TMPDIR that is removed afterwards, and what the flags grant:
+neither $HOME nor the working directory is granted by itself. The command is a
+session of its own without a controlling terminal, so a shell in it has no job
+control.
 
 Exit codes: the command's own; 128+n if signal n ended it; 125 Caisson failed or
 refused; 126 the command is not executable, or running it was denied; 127 it was
