@@ -193,7 +193,7 @@ func doctorText(d jsonl.Doctor, root bool) []byte {
 	}
 	row("system", "%s %s", d.OS, d.Kernel)
 	if root {
-		row("user", "root, which is advised against: what is not dropped of root's capabilities, agents inherit")
+		row("user", "root, which is advised against: an agent has no capabilities, but what uid 0 owns is its own")
 	}
 	if d.ABI > 0 {
 		row("enforcer", "%s, ABI %d", d.Enforcer, d.ABI)
