@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -22,22 +21,6 @@ import (
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
-// onThrowawayThread runs f on a thread that ends with it. f must not end the
-// test. The main thread cannot end, so it is held and another one used.
-func onThrowawayThread[T any](f func() T) T {
-	result := make(chan T)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			result <- onThrowawayThread(f)
-			runtime.UnlockOSThread() //nolint:forbidigo // the main thread, on which nothing was restricted
-			return
-		}
-		result <- f() // never unlocked: the runtime ends the thread
-	}()
-	return <-result
-}
-
 // confined runs f in the confinement's domain, inside a kill group if asked.
 func confined[T any](tb testing.TB, c ports.Confinement, killGroup bool, f func() T) T {
 	tb.Helper()
@@ -48,7 +31,7 @@ func confined[T any](tb testing.TB, c ports.Confinement, killGroup bool, f func(
 	if killGroup {
 		prepareGroup(tb, c)
 	}
-	o := onThrowawayThread(func() (o outcome) {
+	o := testkit.OnThrowawayThread(func() (o outcome) {
 		if killGroup {
 			if err := c.(ports.KillGroup).EnterKillGroup(); err != nil {
 				return outcome{err: err}
@@ -166,7 +149,7 @@ func spawn(_ context.Context, c ports.Confinement) (domain.ExitStatus, error) {
 		err error
 	}
 	line := c.SpawnLine()
-	s := onThrowawayThread(func() (s started) {
+	s := testkit.OnThrowawayThread(func() (s started) {
 		if s.err = c.Apply(); s.err == nil {
 			s.p, s.err = os.StartProcess(line.Path, line.Argv, &os.ProcAttr{Dir: line.Dir, Env: line.Env, Files: []*os.File{null, null, null}})
 		}
@@ -539,7 +522,7 @@ func TestKillGroupNests(t *testing.T) {
 		threadToAgent error
 	}
 	prepareGroup(t, c)
-	o := onThrowawayThread(func() (o outcome) {
+	o := testkit.OnThrowawayThread(func() (o outcome) {
 		if err := c.(ports.KillGroup).EnterKillGroup(); err != nil {
 			return outcome{err: err}
 		}
@@ -597,7 +580,7 @@ func TestKillGroupNeedsTheSignalScope(t *testing.T) {
 		noNewPrivs  int
 		outsideOpen error
 	}
-	got := onThrowawayThread(func() (o outcome) {
+	got := testkit.OnThrowawayThread(func() (o outcome) {
 		var failed *domain.EnforcementError
 		if err := c.(ports.KillGroup).EnterKillGroup(); !errors.As(err, &failed) {
 			t.Errorf("a kill group that was not prepared was entered: %v", err)
@@ -626,7 +609,7 @@ func TestApplyIsForOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := prepare(t, New(), planOf())
 			prepareGroup(t, c)
-			errs := onThrowawayThread(func() (errs []error) {
+			errs := testkit.OnThrowawayThread(func() (errs []error) {
 				for _, call := range calls {
 					errs = append(errs, call(c))
 				}

@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,27 +15,11 @@ import (
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
-// onThrowawayThread runs f on a thread that ends with it. f must not end the
-// test. The main thread cannot end, so it is held and another one used.
-func onThrowawayThread[T any](f func() T) T {
-	result := make(chan T)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			result <- onThrowawayThread(f)
-			runtime.UnlockOSThread() //nolint:forbidigo // the main thread, on which nothing was restricted
-			return
-		}
-		result <- f() // never unlocked: the runtime ends the thread
-	}()
-	return <-result
-}
-
 // dropped runs f on a thread without privileges.
 func dropped(tb testing.TB, f func() error) error {
 	tb.Helper()
 	type outcome struct{ drop, err error }
-	o := onThrowawayThread(func() outcome {
+	o := testkit.OnThrowawayThread(func() outcome {
 		if err := Drop(); err != nil {
 			return outcome{drop: err}
 		}
@@ -108,7 +91,7 @@ func childStatus(tb testing.TB, f func() error) string {
 		p   *os.Process
 		err error
 	}
-	s := onThrowawayThread(func() (s started) {
+	s := testkit.OnThrowawayThread(func() (s started) {
 		if s.err = f(); s.err == nil {
 			s.p, s.err = os.StartProcess("/bin/cat", []string{"cat", "/proc/self/status"}, &os.ProcAttr{Files: []*os.File{nil, out, nil}})
 		}

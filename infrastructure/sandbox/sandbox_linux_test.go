@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -24,22 +23,6 @@ import (
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
-// onThrowawayThread runs f on a thread that ends with it. f must not end the
-// test. The main thread cannot end, so it is held and another one used.
-func onThrowawayThread[T any](f func() T) T {
-	result := make(chan T)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			result <- onThrowawayThread(f)
-			runtime.UnlockOSThread() //nolint:forbidigo // the main thread, on which nothing was restricted
-			return
-		}
-		result <- f() // never unlocked: the runtime ends the thread
-	}()
-	return <-result
-}
-
 // spawn starts the confinement's line from a throwaway thread and waits for it.
 func spawn(_ context.Context, c ports.Confinement) (domain.ExitStatus, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -52,7 +35,7 @@ func spawn(_ context.Context, c ports.Confinement) (domain.ExitStatus, error) {
 		err error
 	}
 	line := c.SpawnLine()
-	s := onThrowawayThread(func() (s started) {
+	s := testkit.OnThrowawayThread(func() (s started) {
 		if s.err = c.Apply(); s.err == nil {
 			s.p, s.err = os.StartProcess(line.Path, line.Argv, &os.ProcAttr{Dir: line.Dir, Env: line.Env, Files: []*os.File{null, null, null}})
 		}
@@ -231,7 +214,7 @@ func TestTheLayersTogether(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, ok)
 		}
-		got := onThrowawayThread(func() (errs []error) {
+		got := testkit.OnThrowawayThread(func() (errs []error) {
 			if group {
 				if err := c.(ports.KillGroup).EnterKillGroup(); err != nil {
 					return []error{err}
@@ -291,7 +274,7 @@ func TestTheChildHasTheLayers(t *testing.T) {
 		p   *os.Process
 		err error
 	}
-	s := onThrowawayThread(func() (s started) {
+	s := testkit.OnThrowawayThread(func() (s started) {
 		if s.err = c.Apply(); s.err == nil {
 			s.p, s.err = os.StartProcess("/bin/cat", []string{"cat", "/proc/self/status"},
 				&os.ProcAttr{Files: []*os.File{out, out, out}, Sys: &syscall.SysProcAttr{Setsid: true}})

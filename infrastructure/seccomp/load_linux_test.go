@@ -19,22 +19,6 @@ import (
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
-// onThrowawayThread runs f on a thread that ends with it. f must not end the
-// test. The main thread cannot end, so it is held and another one used.
-func onThrowawayThread[T any](f func() T) T {
-	result := make(chan T)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			result <- onThrowawayThread(f)
-			runtime.UnlockOSThread() //nolint:forbidigo // the main thread, on which nothing was restricted
-			return
-		}
-		result <- f() // never unlocked: the runtime ends the thread
-	}()
-	return <-result
-}
-
 // filtered runs f under the filter of a plan, and under nothing else.
 func filtered[T any](tb testing.TB, plan domain.SandboxPlan, f func() T) T {
 	tb.Helper()
@@ -47,7 +31,7 @@ func filtered[T any](tb testing.TB, plan domain.SandboxPlan, f func() T) T {
 		value T
 		err   error
 	}
-	o := onThrowawayThread(func() (o outcome) {
+	o := testkit.OnThrowawayThread(func() (o outcome) {
 		if o.err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); o.err != nil {
 			return o
 		}
@@ -416,7 +400,7 @@ func TestLoadNeedsNoNewPrivs(t *testing.T) {
 	}
 	filter, err := For(plan)
 	require.NoError(t, err)
-	require.ErrorIs(t, onThrowawayThread(filter.Load), unix.EACCES)
+	require.ErrorIs(t, testkit.OnThrowawayThread(filter.Load), unix.EACCES)
 }
 
 func TestAnEmptyFilterIsRefused(t *testing.T) {
@@ -428,7 +412,7 @@ func BenchmarkLoad(b *testing.B) {
 	filter, err := For(plan)
 	require.NoError(b, err)
 	for b.Loop() {
-		err := onThrowawayThread(func() error {
+		err := testkit.OnThrowawayThread(func() error {
 			return errors.Join(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), filter.Load())
 		})
 		if err != nil {
