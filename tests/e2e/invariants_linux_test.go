@@ -440,3 +440,32 @@ func TestLeavingATurnKeepsItsBooks(t *testing.T) {
 		require.Equal(t, finalOf(fresh).Usage, finalOf(events).Usage)
 	})
 }
+
+// What one turn plants must not widen the next: a granted directory that the
+// agent has replaced by a link to a place that is not granted.
+func TestAPlantedLinkGrantsNothing(t *testing.T) {
+	forEachAgent(t, func(t *testing.T, s *stage) {
+		data := filepath.Join(filepath.Dir(s.workspace), "data")
+		tools := filepath.Join(data, "tools")
+		require.NoError(t, os.MkdirAll(tools, 0o700))
+		secret := filepath.Join(s.outside, "key")
+		require.NoError(t, os.WriteFile(secret, []byte("the secret"), 0o600))
+		session := s.open(t, application.OpenRequest{Policy: application.Policy{Rules: []domain.PathRule{
+			{Path: data, Access: domain.AccessReadWrite}, {Path: tools, Access: domain.AccessReadExec},
+		}}})
+		events := s.run(t, session, "sh cat "+secret, "sh rm -r "+tools+" && ln -s "+s.outside+" "+tools)
+		results := resultsOf(events)
+		require.Equal(t, domain.ToolFailed, results[0].Status, "not granted")
+		require.Equal(t, domain.ToolCompleted, results[1].Status, "the link must be planted")
+
+		_, err := session.Send(t.Context(), fakecli.Script("sh cat "+filepath.Join(tools, "key")))
+		var changed *domain.PlanChangedError
+		require.ErrorAs(t, err, &changed)
+		require.Empty(t, testkit.Children())
+
+		// The companion: without the sandbox the link leads to the secret.
+		native := s.open(t, application.OpenRequest{Sandbox: s.off})
+		events = s.run(t, native, "sh cat "+filepath.Join(tools, "key"))
+		require.Contains(t, resultsOf(events)[0].Output, "the secret")
+	})
+}
