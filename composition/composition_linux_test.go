@@ -117,12 +117,17 @@ func TestWithSandboxEnforcer(t *testing.T) {
 	o := compose(t, append(base(t), composition.WithSandboxEnforcer(mine))...).Orchestrator
 	events, err := play(t, o, application.OpenRequest{}, "say hello")
 	require.NoError(t, err)
-	require.Len(t, mine.Preparations(), 1, "a turn goes through it")
-	require.Equal(t, receipt(t, events).PlanDigest, mine.Preparations()[0].Plan.Digest())
+	prepared := mine.Preparations()
+	require.Len(t, prepared, 2, "the probe at the opening and a turn go through it")
+	for _, p := range prepared {
+		require.Equal(t, receipt(t, events).PlanDigest, p.Plan.Digest())
+		require.Equal(t, 1, p.Applied)
+	}
+	require.Equal(t, "probed: 4 of 4 held", receipt(t, events).Probe.String())
 
 	_, err = o.Exec(t.Context(), application.ExecRequest{Argv: []string{"/bin/true"}, Dir: "/"})
 	require.NoError(t, err)
-	require.Len(t, mine.Preparations(), 2, "a command goes through it")
+	require.Len(t, mine.Preparations(), 3, "a command goes through it, which is not probed")
 }
 
 func TestWithAllowNative(t *testing.T) {
@@ -132,6 +137,7 @@ func TestWithAllowNative(t *testing.T) {
 	events, err := play(t, o, application.OpenRequest{}, "write "+outside+" x")
 	require.NoError(t, err)
 	require.True(t, receipt(t, events).Unconfined)
+	require.Empty(t, receipt(t, events).Probe)
 	require.FileExists(t, outside)
 
 	result, err := o.Exec(t.Context(), application.ExecRequest{Argv: []string{"/bin/true"}, Dir: "/"})
@@ -314,7 +320,7 @@ func TestModuleInAHostsApp(t *testing.T) {
 	require.NoError(t, app.Start(t.Context()))
 	_, err := play(t, o, application.OpenRequest{}, "say hello")
 	require.NoError(t, err)
-	require.Len(t, mine.Preparations(), 1)
+	require.Len(t, mine.Preparations(), 2)
 	require.NoError(t, app.Stop(t.Context()))
 	_, err = play(t, o, application.OpenRequest{}, "say hello")
 	require.ErrorIs(t, err, domain.ErrClosed, "the app's end closes it")

@@ -54,6 +54,8 @@ type Receipt struct {
 	// InheritedFDs is true if descriptors of the host were left open to the
 	// child at the embedder's wish.
 	InheritedFDs bool
+	// Probe says how the confinement was tried when the session was opened.
+	Probe Probe
 }
 
 // InState returns the properties that are in that state.
@@ -89,6 +91,9 @@ func (r Receipt) String() string {
 	fmt.Fprintf(&b, "; %d paths granted; tcp %s", granted, portList(r.ConnectTCP))
 	if w := r.InState(StateWaived); len(w) > 0 {
 		fmt.Fprintf(&b, "; waived: %s", joinProperties(w))
+	}
+	if probe := r.Probe.String(); probe != "" {
+		b.WriteString("; " + probe)
 	}
 	return b.String()
 }

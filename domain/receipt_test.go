@@ -33,6 +33,10 @@ func TestReceiptString(t *testing.T) {
 			},
 			"confined by landlock (ABI 7); 2 paths granted; tcp 443 8080; waived: udp, ipc",
 		},
+		{
+			domain.Receipt{Enforcer: "bwrap", Probe: domain.Probe{Skipped: "wraps\n"}},
+			`confined by bwrap; 0 paths granted; tcp none; not probed: "wraps\n"`,
+		},
 	} {
 		require.Equal(t, c.want, c.receipt.String())
 	}

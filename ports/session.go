@@ -27,7 +27,8 @@ type SessionSpec struct {
 // concurrent use.
 type StructuredSessionFactory interface {
 	// Start opens a session whose every turn runs under the sandbox. It starts
-	// no process. A zero plan gives domain.ErrNoSandbox; a plan without an
+	// no process, but tries the sandbox where that can be done without one: a
+	// sandbox that does not hold gives a *domain.ProbeError. A zero plan gives domain.ErrNoSandbox; a plan without an
 	// enforcer domain.ErrNoEnforcer, unless the factory was told to allow native
 	// turns; a plan that the host cannot enforce a *domain.StrictnessError; an
 	// agent that it has no adapter for a *domain.InvalidError.

@@ -215,6 +215,19 @@ func (o *object) receipt(r domain.Receipt) {
 	o.str("plan_digest", r.PlanDigest)
 	o.str("tree", string(r.Tree))
 	o.bool("inherited_fds", r.InheritedFDs)
+	o.open("probe", '{')
+	o.orNull("skipped", r.Probe.Skipped)
+	o.open("checks", '[')
+	for _, c := range r.Probe.Checks {
+		o.open("", '{')
+		o.str("attempt", string(c.Attempt))
+		o.orNull("target", c.Target)
+		o.str("result", string(c.Result))
+		o.str("detail", c.Detail)
+		o.close('}')
+	}
+	o.close(']')
+	o.close('}')
 	o.close('}')
 }
 

@@ -136,6 +136,19 @@ type wireReceipt struct {
 	PlanDigest   string         `json:"plan_digest"`
 	Tree         string         `json:"tree"`
 	InheritedFDs bool           `json:"inherited_fds"`
+	Probe        wireProbe      `json:"probe"`
+}
+
+type wireProbe struct {
+	Skipped string           `json:"skipped"`
+	Checks  []wireProbeCheck `json:"checks"`
+}
+
+type wireProbeCheck struct {
+	Attempt string `json:"attempt"`
+	Target  string `json:"target"`
+	Result  string `json:"result"`
+	Detail  string `json:"detail"`
 }
 
 type wireProperty struct {
@@ -248,6 +261,12 @@ func (w wireReceipt) domain() (domain.Receipt, error) {
 		Layers: someOrNil(w.Layers), ConnectTCP: someOrNil(w.ConnectTCP), BindTCP: someOrNil(w.BindTCP),
 		Open: someOrNil(w.Open), Agent: someOrNil(w.Agent), PlanDigest: w.PlanDigest,
 		Tree: domain.TreeControl(w.Tree), InheritedFDs: w.InheritedFDs,
+		Probe: domain.Probe{Skipped: w.Probe.Skipped},
+	}
+	for _, c := range w.Probe.Checks {
+		r.Probe.Checks = append(r.Probe.Checks, domain.ProbeCheck{
+			Attempt: domain.ProbeAttempt(c.Attempt), Target: c.Target, Result: domain.ProbeResult(c.Result), Detail: c.Detail,
+		})
 	}
 	for _, p := range w.Properties {
 		r.Properties = append(r.Properties, domain.PropertyStatus{

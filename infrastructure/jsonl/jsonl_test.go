@@ -54,6 +54,10 @@ var samples = map[string]domain.ReplyEvent{
 		ConnectTCP: []uint16{443}, BindTCP: []uint16{8080, 65535},
 		Open:  []string{"chmod of own files"},
 		Agent: []string{"inner sandbox off"}, PlanDigest: "abc", Tree: domain.TreeKeeper, InheritedFDs: true,
+		Probe: domain.Probe{Skipped: "the enforcer wraps the command", Checks: []domain.ProbeCheck{
+			{Attempt: domain.ProbeDeniedRead, Target: "/state/probe", Result: domain.ProbeHeld, Detail: "permission denied"},
+			{Attempt: domain.ProbeDeniedConnect, Target: "-", Result: domain.ProbeNotAsked, Detail: "tcp: needs ABI 4"},
+		}},
 	}},
 	"session":    domain.ConversationStarted{ConversationID: "conv", Model: "m-1", AgentVersion: "2.1.328"},
 	"text":       domain.Text{Text: "hello\n\"world\"\t\\ é 🎉", Parent: "t0"},

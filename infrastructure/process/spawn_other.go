@@ -22,10 +22,22 @@ func nativeAttr() *syscall.SysProcAttr { return nil }
 // startConfined refuses: there is no Landlock on this system. An enforcer that
 // can do without would still be refused here, which is the safe side.
 func (s *Spawner) startConfined(_ context.Context, line domain.SpawnLine, _ stdio, _ string, _ bool) (*child, error) {
-	return nil, &domain.SpawnError{
+	return nil, notConfined(line)
+}
+
+func notConfined(line domain.SpawnLine) error {
+	return &domain.SpawnError{
 		Step: "confine", Argv0: line.Path, Err: syscall.ENOSYS,
 		Remedy: "sandboxed turns need Linux, this is " + runtime.GOOS,
 	}
+}
+
+// Probe tries nothing: no confined child starts on this system.
+func (s *Spawner) Probe(_ context.Context, spec ProbeSpec) (domain.Probe, error) {
+	if !spec.Line.Sandbox.IsConfined() || s.cfg.Enforcer == nil {
+		return domain.Probe{}, nil
+	}
+	return domain.Probe{}, notConfined(spec.Line)
 }
 
 // exitWatch holds what the wait for the end of a process found.

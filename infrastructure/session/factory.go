@@ -113,8 +113,19 @@ func (f *Factory) Start(ctx context.Context, spec ports.SessionSpec, sandbox dom
 	if spec.ConversationID != "" && !domain.IsUUID(spec.ConversationID) {
 		return nil, &domain.InvalidError{What: "conversation id", Value: spec.ConversationID, Reason: "not a UUID", Remedy: "open a new session"}
 	}
+	// Nothing of the agent's has run yet: a confinement that does not hold is
+	// found before there is anything to hold.
+	probe, err := f.spawner.Probe(ctx, process.ProbeSpec{
+		Line: domain.SpawnLine{
+			Path: spec.Install.Path, Argv: []string{spec.Install.Path}, Dir: spec.Workspace, Sandbox: sandbox,
+		},
+		Granted: spec.Dirs.Temp, Denied: spec.Dirs.Spool,
+	})
+	if err != nil {
+		return nil, err
+	}
 	return &Session{
-		factory: f, adapter: adapter, spec: spec, sandbox: sandbox, confined: confined,
+		factory: f, adapter: adapter, spec: spec, sandbox: sandbox, confined: confined, probe: probe,
 		conversation: spec.ConversationID, known: spec.ConversationID != "", usage: spec.UsageBefore,
 	}, nil
 }
@@ -135,6 +146,7 @@ type Session struct {
 	spec     ports.SessionSpec
 	sandbox  domain.SandboxPlan
 	confined bool
+	probe    domain.Probe
 
 	mu           sync.Mutex
 	conversation string

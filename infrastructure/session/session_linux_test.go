@@ -217,6 +217,60 @@ func TestEnvironment(t *testing.T) {
 	require.NoError(t, s.Close(t.Context()))
 }
 
+// inert is an enforcer that restricts nothing.
+type inert struct{ ports.SandboxEnforcer }
+
+func (e inert) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	c, err := e.SandboxEnforcer.Prepare(ctx, plan, line)
+	if err != nil {
+		return nil, err
+	}
+	return inertConfinement{c}, nil
+}
+
+type inertConfinement struct{ ports.Confinement }
+
+func (inertConfinement) Apply() error { return nil }
+
+// A session opens only if its confinement holds, and its receipts say how that
+// was tried.
+func TestTheConfinementIsTriedAtTheOpening(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	p := newPlace(t)
+	a := adapters(t)[domain.AgentCodex]
+	f, err := NewFactory([]ports.AgentAdapter{a}, WithSandboxEnforcer(inert{sandbox.Default()}))
+	require.NoError(t, err)
+	s, err := f.Start(t.Context(), specOf(t, a, p), p.plan())
+	require.Nil(t, s)
+	var probe *domain.ProbeError
+	require.ErrorAs(t, err, &probe)
+	require.Equal(t, domain.ProbeDeniedRead, probe.Attempt)
+	require.Equal(t, p.dirs.Spool, filepath.Dir(probe.Target))
+
+	f, err = NewFactory([]ports.AgentAdapter{a}, WithSandboxEnforcer(sandbox.Default()), WithGraces(quick))
+	require.NoError(t, err)
+	s, err = f.Start(t.Context(), specOf(t, a, p), p.plan())
+	require.NoError(t, err)
+	for range 2 {
+		turn, err := s.Send(t.Context(), ports.Prompt{Text: fakecli.Script("say x")})
+		require.NoError(t, err)
+		for e, err := range turn.Events() {
+			require.NoError(t, err)
+			if applied, ok := e.(domain.SandboxApplied); ok {
+				require.Equal(t, "probed: 4 of 4 held", applied.Receipt.Probe.String())
+				require.Equal(t, p.dirs.Temp, filepath.Dir(applied.Receipt.Probe.Checks[0].Target))
+			}
+		}
+	}
+	require.NoError(t, s.Close(t.Context()))
+	for _, dir := range []string{p.dirs.Temp, p.dirs.Spool} {
+		left, err := filepath.Glob(filepath.Join(dir, ".caisson-probe-*"))
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}
+
 func TestMergeEnv(t *testing.T) {
 	require.Equal(t, []string{"B=2", "A=3", "C=4"}, mergeEnv([]string{"A=1", "B=2"}, []string{"A=3", "C=4"}))
 	require.Equal(t, []string{"A=1"}, mergeEnv([]string{"A=1"}, nil))

@@ -51,6 +51,7 @@ func (t *Turn) Events() iter.Seq2[domain.ReplyEvent, error] {
 		}()
 		r := reading{turn: t, yield: yield, open: map[uint64]bool{}}
 		receipt := t.run.Receipt()
+		receipt.Probe = t.session.probe
 		receipt.Agent = append(receipt.Agent, t.session.spec.Notes...)
 		r.give(domain.SandboxApplied{Receipt: receipt})
 		err := t.run.Lines(r.line)

@@ -233,8 +233,11 @@ func TestInvariant3FailClosed(t *testing.T) {
 		"prepare": {PrepareErr: broken},
 		"apply":   {ApplyErr: broken},
 	} {
-		t.Run(name, func(t *testing.T) {
-			forEachAgent(t, func(t *testing.T, s *stage) {
+		t.Run("a turn's "+name, func(t *testing.T) {
+			forEachAgent(t, func(t *testing.T, native *stage) {
+				s := newStage(t, native.agent, composition.WithSandboxEnforcer(&lapsing{
+					SandboxEnforcer: composition.DefaultEnforcer(), then: enforcer,
+				}))
 				marker := filepath.Join(s.workspace, "ran")
 				session := s.open(t, application.OpenRequest{})
 				before := testkit.Children()
@@ -250,9 +253,23 @@ func TestInvariant3FailClosed(t *testing.T) {
 				events := s.run(t, s.open(t, application.OpenRequest{Sandbox: s.off}), "write "+marker+" x")
 				require.Equal(t, domain.OutcomeCompleted, finalOf(events).Outcome)
 				require.FileExists(t, marker)
+			})
+		})
+		t.Run("the opening's "+name, func(t *testing.T) {
+			forEachAgent(t, func(t *testing.T, s *stage) {
+				requireNotOpened(t, s, func(err error) { require.ErrorIs(t, err, broken) })
 			}, composition.WithSandboxEnforcer(enforcer))
 		})
 	}
+	t.Run("an enforcer that does not enforce", func(t *testing.T) {
+		forEachAgent(t, func(t *testing.T, s *stage) {
+			requireNotOpened(t, s, func(err error) {
+				var probe *domain.ProbeError
+				require.ErrorAs(t, err, &probe)
+				require.Equal(t, domain.ProbeDeniedRead, probe.Attempt)
+			})
+		}, composition.WithSandboxEnforcer(toothless{composition.DefaultEnforcer()}))
+	})
 	t.Run("a property that cannot be enforced", func(t *testing.T) {
 		forEachAgent(t, func(t *testing.T, s *stage) {
 			_, err := s.Orchestrator.Open(t.Context(), application.OpenRequest{
@@ -261,13 +278,29 @@ func TestInvariant3FailClosed(t *testing.T) {
 			var strict *domain.StrictnessError
 			require.ErrorAs(t, err, &strict)
 			require.Contains(t, err.Error(), "--waive memory-limit")
-			sessions, err := os.ReadDir(filepath.Join(s.root, "sessions"))
-			if !errors.Is(err, os.ErrNotExist) {
-				require.NoError(t, err)
-			}
-			require.Empty(t, sessions, "nothing is half-opened")
+			requireNoSession(t, s)
 		})
 	})
+}
+
+// requireNotOpened opens a session, which must fail and leave nothing.
+func requireNotOpened(t *testing.T, s *stage, check func(error)) {
+	t.Helper()
+	before := testkit.Children()
+	_, err := s.Orchestrator.Open(t.Context(), application.OpenRequest{Agent: s.agent, Workspace: s.workspace})
+	require.Error(t, err)
+	check(err)
+	require.Equal(t, before, testkit.Children())
+	requireNoSession(t, s)
+}
+
+func requireNoSession(t *testing.T, s *stage) {
+	t.Helper()
+	sessions, err := os.ReadDir(filepath.Join(s.root, "sessions"))
+	if !errors.Is(err, os.ErrNotExist) {
+		require.NoError(t, err)
+	}
+	require.Empty(t, sessions, "nothing is half-opened")
 }
 
 // Invariant 4, native no-op: without a sandbox nothing of the machinery shows:

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -229,6 +230,21 @@ func (e toothless) Prepare(ctx context.Context, plan domain.SandboxPlan, line do
 type toothlessConfinement struct{ ports.Confinement }
 
 func (toothlessConfinement) Apply() error { return nil }
+
+// lapsing enforces for the probe at the opening of a session, and then leaves it
+// to another enforcer: what no probe can see.
+type lapsing struct {
+	ports.SandboxEnforcer
+	then   ports.SandboxEnforcer
+	probed atomic.Bool
+}
+
+func (e *lapsing) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	if e.probed.CompareAndSwap(false, true) {
+		return e.SandboxEnforcer.Prepare(ctx, plan, line)
+	}
+	return e.then.Prepare(ctx, plan, line)
+}
 
 // processesBelow returns the processes below a process, by parent.
 func processesBelow(of int) []int {

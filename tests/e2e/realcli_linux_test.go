@@ -157,7 +157,9 @@ func realWriteOutside(t *testing.T, b *realBench) {
 	require.Contains(t, results[0].Output, "Permission denied")
 	require.Empty(t, repliesOf[domain.Permission](events), "nobody but the kernel was asked")
 
-	_, told = attempt(t, application.OpenRequest{}, composition.WithSandboxEnforcer(toothless{composition.DefaultEnforcer()}))
+	_, told = attempt(t, application.OpenRequest{}, composition.WithSandboxEnforcer(&lapsing{
+		SandboxEnforcer: composition.DefaultEnforcer(), then: toothless{composition.DefaultEnforcer()},
+	}))
 	require.Equal(t, "planted\n", fileText(t, file), "the same turn, without the kernel's part")
 	require.NotContains(t, told, "refused")
 	require.NoError(t, os.Remove(file))

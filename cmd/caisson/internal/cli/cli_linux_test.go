@@ -445,6 +445,7 @@ func TestARefusedSandboxStartsNothing(t *testing.T) {
 		for name, e := range map[string]ports.SandboxEnforcer{
 			"prepare": portstest.DenyingEnforcer{PrepareErr: strict},
 			"apply":   portstest.DenyingEnforcer{ApplyErr: &domain.EnforcementError{Step: "apply", Err: syscall.EPERM}},
+			"probe":   portstest.DenyingEnforcer{ApplyErr: &domain.ProbeError{Attempt: domain.ProbeDeniedRead, Target: "/x", Enforcer: "x"}},
 		} {
 			b := newBench(t)
 			b.compose = []composition.Option{composition.WithSandboxEnforcer(e)}

@@ -78,6 +78,7 @@ func exitCode(err error) int {
 		invalid   *domain.InvalidError
 		strict    *domain.StrictnessError
 		enforce   *domain.EnforcementError
+		probe     *domain.ProbeError
 		changed   *domain.PlanChangedError
 		noAgent   *domain.AgentNotFoundError
 		spawn     *domain.SpawnError
@@ -90,7 +91,7 @@ func exitCode(err error) int {
 		return silent.code
 	case errors.As(err, &interrupt), errors.Is(err, context.Canceled):
 		return exitCancelled
-	case errors.As(err, &strict), errors.As(err, &enforce), errors.As(err, &changed), errors.Is(err, domain.ErrNoEnforcer):
+	case errors.As(err, &strict), errors.As(err, &enforce), errors.As(err, &probe), errors.As(err, &changed), errors.Is(err, domain.ErrNoEnforcer):
 		return exitRefused
 	case errors.As(err, &noAgent), errors.As(err, &spawn), errors.Is(err, domain.ErrBusy):
 		return exitNoAgent
