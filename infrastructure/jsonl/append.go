@@ -202,7 +202,7 @@ func (o *object) receipt(r domain.Receipt) {
 		o.open("", '{')
 		o.str("path", g.Path)
 		o.orNull("canonical", g.Canonical)
-		o.access(g.Access)
+		o.access("access", g.Access)
 		o.orNull("skipped", g.Skipped)
 		o.str("why", g.Why)
 		o.close('}')
@@ -244,8 +244,8 @@ func (o *object) properties(name string, ps []domain.PropertyStatus) {
 	o.close(']')
 }
 
-func (o *object) access(a domain.Access) {
-	o.open("access", '[')
+func (o *object) access(name string, a domain.Access) {
+	o.open(name, '[')
 	for _, r := range a.Rights() {
 		o.str("", rightName(r))
 	}
@@ -255,6 +255,47 @@ func (o *object) access(a domain.Access) {
 // rightName is Landlock's name of a single right: domain prints the set of it
 // in braces.
 func rightName(r domain.Access) string { return strings.Trim(r.String(), "{}") }
+
+// AppendExplanation appends the answer to a question about a plan as one line of
+// type "explanation".
+func AppendExplanation(dst []byte, e domain.Explanation) []byte {
+	o := object(append(dst, '{'))
+	o.str("type", "explanation")
+	o.str("question", e.Question)
+	o.bool("allowed", e.Allowed)
+	o.str("because", e.Because)
+	o.open("needs", '[')
+	for _, n := range e.Needs {
+		o.open("", '{')
+		o.str("place", n.Place)
+		o.access("access", n.Access)
+		o.access("missing", n.Missing)
+		o.rules("rules", n.Rules)
+		o.orNull("detail", n.Detail)
+		o.close('}')
+	}
+	o.close(']')
+	o.open("change", '{')
+	o.rules("rules", e.Change.Rules)
+	o.ports("connect_tcp", e.Change.ConnectTCP)
+	o.str("unix_sockets", e.Change.UnixSockets.String())
+	o.close('}')
+	o.strs("notes", e.Notes)
+	return append(o, '}', '\n')
+}
+
+func (o *object) rules(name string, rules []domain.PathRule) {
+	o.open(name, '[')
+	for _, r := range rules {
+		o.open("", '{')
+		o.str("path", r.Path)
+		o.access("access", r.Access)
+		o.str("presence", r.Presence.String())
+		o.str("why", r.Why)
+		o.close('}')
+	}
+	o.close(']')
+}
 
 // AppendPlan appends the plan as one line of type "plan", with the notes that
 // its receipts would have of the agent. Values of environment variables are not
@@ -267,16 +308,7 @@ func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 	o.bool("unconfined", p.IsUnconfined())
 	o.str("why", p.Why())
 	o.str("preset", p.Preset())
-	o.open("rules", '[')
-	for _, r := range p.Rules() {
-		o.open("", '{')
-		o.str("path", r.Path)
-		o.access(r.Access)
-		o.str("presence", r.Presence.String())
-		o.str("why", r.Why)
-		o.close('}')
-	}
-	o.close(']')
+	o.rules("rules", p.Rules())
 	o.ports("connect_tcp", p.ConnectTCP())
 	o.ports("bind_tcp", p.BindTCP())
 	o.bool("udp", p.UDP())

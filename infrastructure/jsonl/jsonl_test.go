@@ -321,6 +321,18 @@ func TestPlan(t *testing.T) {
 	golden(t, "plan_unconfined", undigested(t, jsonl.AppendPlan(nil, off, nil), off))
 }
 
+func TestExplanation(t *testing.T) {
+	rule := domain.PathRule{Path: "/w", Access: domain.AccessRead, Why: "--ro"}
+	e := domain.ExplainFile(`write "/w/a\nb"`, []domain.Need{
+		{Place: "/w/a\nb", Access: domain.AccessWriteFile, Missing: domain.AccessWriteFile, Rules: []domain.PathRule{rule}},
+		{Place: "/w", Access: domain.AccessReadDir, Rules: []domain.PathRule{rule}, Detail: "because"},
+	})
+	e.Notes = []string{"a note"}
+	golden(t, "explanation", jsonl.AppendExplanation(nil, e))
+	allowed := domain.Explanation{Question: "?", Allowed: true, Change: domain.Change{ConnectTCP: []uint16{1}, UnixSockets: domain.UnixSocketsOwn}}
+	golden(t, "explanation_empty", jsonl.AppendExplanation(nil, allowed))
+}
+
 // undigested takes the digest out: how it is made is the domain's business.
 func undigested(t *testing.T, line []byte, plan domain.SandboxPlan) []byte {
 	t.Helper()

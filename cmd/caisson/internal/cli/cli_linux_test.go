@@ -575,6 +575,49 @@ func TestPlan(t *testing.T) {
 	b.requireUntouched()
 }
 
+func TestExplain(t *testing.T) {
+	b := newBench(t)
+	file := filepath.Join(b.workspace, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	got := b.run("explain", "--agent", "claude", "--op", "write", "file")
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, `allowed: write "`+file+`"`)
+	require.Contains(t, got.stdout, "(workspace) grants {write_file}")
+
+	got = b.run("explain", "--op", "rename", "--to", "other", "file")
+	require.Equal(t, 1, got.code, "exec grants no working directory")
+	require.Contains(t, got.stdout, `would allow it   --rw "`+b.workspace+`"`)
+	got = b.run("explain", "--rw", ".", "--op", "rename", "--to", "other", "file", "--", "true")
+	require.Equal(t, 0, got.code, got.stdout)
+
+	got = b.run("explain", "--connect-tcp", "81", "--output", "json", "tcp:localhost:80")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.stdout, `"allowed":false`)
+	require.Contains(t, got.stdout, `"change":{"rules":[],"connect_tcp":[80],"unix_sockets":"deny"}`)
+	got = b.run("explain", "unix:/run/docker.sock")
+	require.Equal(t, 1, got.code)
+	require.Contains(t, got.stdout, "would allow it   --unix-sockets allow")
+
+	for name, args := range map[string][]string{
+		"nothing to explain":         {"explain"},
+		"two things":                 {"explain", "a", "b"},
+		"an unknown operation":       {"explain", "--op", "chmod", "file"},
+		"a destination too many":     {"explain", "--to", "x", "file"},
+		"no destination":             {"explain", "--op", "rename", "file"},
+		"no port":                    {"explain", "tcp:localhost"},
+		"port 0":                     {"explain", "tcp:localhost:0"},
+		"no such place":              {"explain", "none/at/all"},
+		"what nobody can do":         {"explain", "--op", "write", "."},
+		"an agent and a command":     {"explain", "--agent", "claude", "file", "--", "true"},
+		"a flag that makes no sense": {"explain", "--unix-sockets", "some", "file"},
+	} {
+		got := b.run(args...)
+		require.Equal(t, 2, got.code, "%s: %s", name, got.stderr)
+		require.NotEmpty(t, got.stderr, name)
+		require.Empty(t, got.stdout, name)
+	}
+}
+
 func TestDoctor(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	testkit.NoLeaks(t)

@@ -1,0 +1,462 @@
+package application
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+// ExplainFile says whether a plan allows an operation on a path, and why, by
+// the rules of the kernel (docs.kernel.org/userspace-api/landlock.html): rights
+// belong to the files and directories that the rules lead to, whatever their
+// names are by now, and count for all below them. Links are followed as the
+// operation itself follows them, from the place of the caller. to is where
+// domain.OpRename moves the path, and "" otherwise.
+//
+// It is about the sandbox alone, and about a kernel that can enforce every
+// right; modes and owners may deny what the sandbox allows. Nothing is opened or
+// changed.
+//
+// An operation that the file system refuses to everybody, such as writing a
+// directory, gives a *domain.InvalidError; a path whose directory does not exist,
+// an error that is fs.ErrNotExist; one that the caller cannot look at, one that
+// is fs.ErrPermission; a zero plan domain.ErrNoSandbox.
+func ExplainFile(plan domain.SandboxPlan, op domain.FileOp, path, to string) (domain.Explanation, error) {
+	if _, err := domain.ParseFileOp(string(op)); err != nil {
+		return domain.Explanation{}, err
+	}
+	question := string(op) + " " + strconv.Quote(path)
+	if op == domain.OpRename {
+		question += " to " + strconv.Quote(to)
+	}
+	if e, done, err := explainWithout(plan, question); done {
+		return e, err
+	}
+	for _, p := range []string{path, to} {
+		if !filepath.IsAbs(p) && (p == path || op == domain.OpRename) {
+			return domain.Explanation{}, &domain.InvalidError{What: "path", Value: p, Reason: "not absolute", Remedy: "pass the path from / on"}
+		}
+	}
+	x := explainer{}
+	if err := x.place(plan.Rules()); err != nil {
+		return domain.Explanation{}, err
+	}
+	needs, notes, err := x.needs(op, path, to)
+	if err != nil {
+		return domain.Explanation{}, err
+	}
+	e := domain.ExplainFile(question, needs)
+	e.Notes = notes
+	// The usual sets grant more than what is missing, and more on a destination
+	// can be too much for a move: look again until nothing is missing.
+	for again := needs; !e.Allowed; {
+		var missing bool
+		for _, n := range again {
+			if n.Missing != 0 {
+				missing = true
+				e.Change = e.Change.Grant(n.Place, n.Missing)
+			}
+		}
+		if !missing {
+			break
+		}
+		with := explainer{}
+		if err := with.place(append(plan.Rules(), e.Change.Rules...)); err != nil {
+			return domain.Explanation{}, err
+		}
+		if again, _, err = with.needs(op, path, to); err != nil {
+			return domain.Explanation{}, err
+		}
+	}
+	return e, nil
+}
+
+// ExplainTCP says whether a plan allows to connect to a TCP port of a host.
+func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Explanation, error) {
+	question := fmt.Sprintf("connect to TCP port %d of %s", port, strconv.Quote(host))
+	if e, done, err := explainWithout(plan, question); done {
+		return e, err
+	}
+	e := domain.Explanation{Question: question, Allowed: slices.Contains(plan.ConnectTCP(), port)}
+	if !e.Allowed {
+		e.Because = fmt.Sprintf("the plan grants TCP connections to %s", portsOf(plan.ConnectTCP()))
+		e.Change.ConnectTCP = []uint16{port}
+	} else {
+		e.Because = fmt.Sprintf("the plan grants TCP connections to port %d", port)
+	}
+	if port == 0 {
+		e.Change = domain.Change{}
+	}
+	e.Notes = append(e.Notes, "a granted port is granted on every host")
+	if !plan.UDP() {
+		e.Notes = append(e.Notes, "the plan denies UDP, so a host's name can only be resolved by what needs none, such as /etc/hosts")
+	}
+	return e, nil
+}
+
+// ExplainUnix says whether a plan allows to connect to the unix socket at a
+// path.
+func ExplainUnix(plan domain.SandboxPlan, path string) (domain.Explanation, error) {
+	question := "connect to the unix socket " + strconv.Quote(path)
+	if e, done, err := explainWithout(plan, question); done {
+		return e, err
+	}
+	if !filepath.IsAbs(path) {
+		return domain.Explanation{}, &domain.InvalidError{What: "path", Value: path, Reason: "not absolute", Remedy: "pass the path from / on"}
+	}
+	e := domain.Explanation{Question: question}
+	switch plan.UnixSockets() {
+	case domain.UnixSocketsAllow:
+		e.Allowed, e.Because = true, "the plan allows every unix socket"
+		return e, nil
+	case domain.UnixSocketsDeny:
+		e.Because = "the plan denies every unix socket that has a path"
+		e.Change.UnixSockets = domain.UnixSocketsAllow
+	}
+	x := explainer{}
+	if err := x.place(plan.Rules()); err != nil {
+		return domain.Explanation{}, err
+	}
+	at, err := follow(path)
+	if err != nil {
+		return domain.Explanation{}, err
+	}
+	need, err := x.need(filepath.Dir(at), domain.AccessMakeSock, "")
+	if err != nil {
+		return domain.Explanation{}, err
+	}
+	own := need.Missing == 0
+	switch {
+	case plan.UnixSockets() == domain.UnixSocketsDeny && own:
+		e.Change.UnixSockets = domain.UnixSocketsOwn
+	case plan.UnixSockets() == domain.UnixSocketsDeny:
+	case own:
+		e.Allowed, e.Because = true, "the plan allows the unix sockets below its writable directories"
+	default:
+		e.Because = "the plan allows the unix sockets below its writable directories, and this is none of them"
+		e.Change.UnixSockets = domain.UnixSocketsAllow
+	}
+	return e, nil
+}
+
+// explainWithout answers where there is nothing to look at.
+func explainWithout(plan domain.SandboxPlan, question string) (domain.Explanation, bool, error) {
+	switch {
+	case plan.IsZero():
+		return domain.Explanation{}, true, domain.ErrNoSandbox
+	case plan.IsUnconfined():
+		return domain.Explanation{Question: question, Allowed: true, Because: "there is no sandbox: " + plan.Why()}, true, nil
+	}
+	return domain.Explanation{}, false, nil
+}
+
+func portsOf(list []uint16) string {
+	if len(list) == 0 {
+		return "no port"
+	}
+	words := make([]string, 0, len(list))
+	for _, p := range list {
+		words = append(words, strconv.Itoa(int(p)))
+	}
+	return "port " + strings.Join(words, ", ") + " alone"
+}
+
+// explainer has the rules of a plan, each with what it leads to.
+type explainer struct {
+	rules []placedRule
+}
+
+type placedRule struct {
+	domain.PathRule
+	info fs.FileInfo
+}
+
+// place finds what the rules lead to. A rule that leads nowhere grants nothing
+// that one could ask about.
+func (x *explainer) place(rules []domain.PathRule) error {
+	for _, r := range rules {
+		info, err := os.Lstat(r.Path)
+		if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			if r.Resolved {
+				return &domain.InvalidError{
+					What: "path rule", Value: r.Path, Reason: "a symbolic link by now, so that a turn would be refused",
+					Remedy: "find out who put it there, and open a new session",
+				}
+			}
+			info, err = os.Stat(r.Path)
+		}
+		switch {
+		case err == nil:
+			if !info.IsDir() {
+				r.Access = r.Access.ForFile()
+			}
+			x.rules = append(x.rules, placedRule{r, info})
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission):
+			return fmt.Errorf("look at what a rule leads to: %w", err)
+		}
+	}
+	return nil
+}
+
+// at returns the rules for that very file or directory.
+func (x *explainer) at(path string) ([]domain.PathRule, error) {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var rules []domain.PathRule
+	for _, r := range x.rules {
+		if os.SameFile(r.info, info) {
+			rules = append(rules, r.PathRule)
+		}
+	}
+	return rules, nil
+}
+
+// reaching returns the rules for the place and for every directory above it, the
+// nearest first.
+func (x *explainer) reaching(place string) ([]domain.PathRule, error) {
+	var rules []domain.PathRule
+	for p := place; ; p = filepath.Dir(p) {
+		here, err := x.at(p)
+		if err != nil {
+			return nil, fmt.Errorf("look at what is above the path: %w", err)
+		}
+		rules = append(rules, here...)
+		if p == filepath.Dir(p) {
+			return rules, nil
+		}
+	}
+}
+
+// need says what of the access the rules grant at a place.
+func (x *explainer) need(place string, access domain.Access, detail string) (domain.Need, error) {
+	rules, err := x.reaching(place)
+	return domain.Need{Place: place, Access: access, Missing: access &^ granted(rules), Rules: rules, Detail: detail}, err
+}
+
+func granted(rules []domain.PathRule) domain.Access {
+	var a domain.Access
+	for _, r := range rules {
+		a |= r.Access
+	}
+	return a
+}
+
+// needs returns what the operation needs, place by place.
+func (x *explainer) needs(op domain.FileOp, path, to string) ([]domain.Need, []string, error) {
+	if op == domain.OpDelete || op == domain.OpRename {
+		needs, err := x.entryNeeds(op, path, to)
+		return needs, nil, err
+	}
+	return x.contentNeeds(op, path)
+}
+
+// pointless says why a question has no answer.
+func pointless(op domain.FileOp, path, reason, remedy string) error {
+	return &domain.InvalidError{What: "question", Value: string(op) + " " + path, Reason: reason, Remedy: remedy}
+}
+
+// contentNeeds is needs for what is done to a file itself, to which links lead.
+func (x *explainer) contentNeeds(op domain.FileOp, path string) ([]domain.Need, []string, error) {
+	at, err := follow(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := os.Lstat(at)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	exists, isDir := info != nil, info != nil && info.IsDir()
+	place, access, detail := at, domain.AccessReadFile, ""
+	switch op {
+	case domain.OpCreate:
+		if exists {
+			return nil, nil, pointless(op, path, "it exists", "ask for write")
+		}
+		place, access = filepath.Dir(at), domain.AccessMakeReg|domain.AccessWriteFile
+	case domain.OpWrite:
+		if isDir {
+			return nil, nil, pointless(op, path, "a directory is not written itself", "ask for create, with a path in it")
+		}
+		access = domain.AccessWriteFile
+	case domain.OpExec:
+		if exists && !info.Mode().IsRegular() {
+			return nil, nil, pointless(op, path, "only a regular file can be run, and to go through a directory needs no right", "name a program")
+		}
+		// Measured on Linux 6.18.
+		access, detail = domain.AccessReadFile|domain.AccessExecute, "the kernel opens a program for reading as well"
+	default:
+		if isDir {
+			access = domain.AccessReadDir
+		}
+	}
+	need, err := x.need(place, access, detail)
+	if err != nil {
+		return nil, nil, err
+	}
+	var notes []string
+	if !exists && op != domain.OpCreate {
+		notes = append(notes, "the path does not exist; this is what the plan says of its place")
+	}
+	if op == domain.OpExec && need.Missing == domain.AccessExecute {
+		notes = append(notes, "a file that can be read can still be run through the dynamic loader or its interpreter")
+	}
+	if op == domain.OpCreate && need.Missing == domain.AccessWriteFile {
+		notes = append(notes, "it would be made, and then not opened for writing: an empty file stays behind")
+	}
+	if op == domain.OpWrite && need.Missing != 0 && exists {
+		notes = append(notes, "a grant on a file ends when the file is replaced, as many editors do: then its directory must be granted")
+	}
+	if op == domain.OpWrite && need.Missing == 0 && !granted(need.Rules).Has(domain.AccessTruncate) {
+		notes = append(notes, "it may be written but not truncated")
+	}
+	return []domain.Need{need}, notes, nil
+}
+
+// entryNeeds is needs for what is done to the entry of a directory: a link in last
+// place is not followed.
+func (x *explainer) entryNeeds(op domain.FileOp, path, to string) ([]domain.Need, error) {
+	from, info, err := entry(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case info == nil:
+		return nil, pointless(op, path, "it does not exist", "name what is there")
+	}
+	source := filepath.Dir(from)
+	if op == domain.OpDelete {
+		need, err := x.need(source, removal(info), "")
+		return []domain.Need{need}, err
+	}
+	target, replaced, err := entry(to)
+	switch {
+	case err != nil:
+		return nil, err
+	case target != from && overlaps(target, from):
+		return nil, pointless(op, path, "one of the two places is inside of the other", "name another place")
+	}
+	destination := filepath.Dir(target)
+	leave, arrive, detail := removal(info), making(info), ""
+	if replaced != nil {
+		arrive |= removal(replaced)
+	}
+	if source != destination {
+		leave, arrive = leave|domain.AccessRefer, arrive|domain.AccessRefer
+		detail = "it moves between directories"
+	}
+	leaving, err1 := x.need(source, leave, detail)
+	arriving, err2 := x.need(destination, arrive, detail)
+	needs := []domain.Need{leaving, arriving}
+	if err := errors.Join(err1, err2); err != nil || source == destination {
+		return needs, err
+	}
+	gain, err := x.gain(from, info, source, destination)
+	return append(needs, gain...), err
+}
+
+// gain returns what a file may be done to at its destination and not where it
+// comes from: the kernel refuses a move that would add rights to it.
+func (x *explainer) gain(from string, info fs.FileInfo, source, destination string) ([]domain.Need, error) {
+	own, err1 := x.at(from)
+	before, err2 := x.reaching(source)
+	after, err3 := x.reaching(destination)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, err
+	}
+	gained := granted(after) &^ (granted(before) | granted(own))
+	if !info.IsDir() {
+		gained = gained.ForFile()
+	}
+	// Whether sockets may be connected to is not a matter of the rules alone.
+	if gained &^= domain.AccessResolveUnix; gained == 0 {
+		return nil, nil
+	}
+	return []domain.Need{{
+		Place: source, Access: gained, Missing: gained, Rules: before,
+		Detail: "its destination grants that, and a move must not add rights",
+	}}, nil
+}
+
+// removal is the right to remove an entry.
+func removal(info fs.FileInfo) domain.Access {
+	if info.IsDir() {
+		return domain.AccessRemoveDir
+	}
+	return domain.AccessRemoveFile
+}
+
+// making is the right to make an entry of that kind.
+func making(info fs.FileInfo) domain.Access {
+	switch mode := info.Mode(); {
+	case mode.IsDir():
+		return domain.AccessMakeDir
+	case mode&fs.ModeSymlink != 0:
+		return domain.AccessMakeSym
+	case mode&fs.ModeNamedPipe != 0:
+		return domain.AccessMakeFifo
+	case mode&fs.ModeSocket != 0:
+		return domain.AccessMakeSock
+	case mode&fs.ModeCharDevice != 0:
+		return domain.AccessMakeChar
+	case mode&fs.ModeDevice != 0:
+		return domain.AccessMakeBlock
+	}
+	return domain.AccessMakeReg
+}
+
+// entry returns the canonical place of a directory's entry, and what is there,
+// nil if nothing is. A link in last place is not followed.
+func entry(path string) (string, fs.FileInfo, error) {
+	base := filepath.Base(path)
+	if trimmed := strings.TrimRight(path, "/"); trimmed == "" || base == "." || base == ".." {
+		return "", nil, &domain.InvalidError{What: "path", Value: path, Reason: "names no entry of a directory", Remedy: "pass its name"}
+	}
+	dir, err := filepath.EvalSymlinks(strings.TrimRight(path, "/")[:len(strings.TrimRight(path, "/"))-len(base)])
+	if err != nil {
+		return "", nil, err
+	}
+	at := filepath.Join(dir, base)
+	info, err := os.Lstat(at)
+	if errors.Is(err, fs.ErrNotExist) {
+		return at, nil, nil
+	}
+	return at, info, err
+}
+
+// maxLinks is how many links the kernel follows in one path (path_resolution(7)).
+const maxLinks = 40
+
+// follow returns the canonical place that a path leads to through all its links.
+// The last entry need not exist.
+func follow(path string) (string, error) {
+	for range maxLinks {
+		canonical, err := filepath.EvalSymlinks(path)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return canonical, err
+		}
+		at, info, err := entry(path)
+		if err != nil || info == nil {
+			return at, err
+		}
+		// A link that leads to nothing: what is made through it is made there.
+		to, err := os.Readlink(at)
+		if err != nil {
+			return "", err
+		}
+		if path = to; !filepath.IsAbs(to) {
+			path = filepath.Dir(at) + "/" + to
+		}
+	}
+	return "", &domain.InvalidError{What: "path", Value: path, Reason: "too many symbolic links", Remedy: "name the place itself"}
+}
