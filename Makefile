@@ -18,9 +18,10 @@ CLIS     := tests/clis/node_modules/.package-lock.json
 
 FUZZTIME ?= 30s
 COUNT    ?= 50
+SPAWNS   ?= 10000
 
 .PHONY: build test test-short check fmt-check vet lint clis race user bench bench-full \
-	stress fuzz examples generate-check clean
+	stress soak test-full fuzz examples generate-check clean
 
 build: ## the command, bin/caisson; static, and spawns a little faster than with cgo
 	CGO_ENABLED=0 $(GO) build -o bin/caisson ./cmd/caisson
@@ -86,6 +87,11 @@ bench-full: ## every benchmark, ten times, one package at a time
 
 stress: ## the seven invariants COUNT times, as root and as a user; writes docs/stress.log
 	COUNT=$(COUNT) tools/stress.sh
+
+soak: ## SPAWNS confined spawns beside as many plain ones, as root and as a user; writes docs/soak.log
+	SPAWNS=$(SPAWNS) tools/soak.sh
+
+test-full: test stress soak ## and what takes too long for CI
 
 fuzz: ## every fuzz target for FUZZTIME
 	for dir in $$(grep -rl --include='*_test.go' --exclude-dir=node_modules '^func Fuzz' . | xargs -r dirname | sort -u); do \

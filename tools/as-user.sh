@@ -36,6 +36,6 @@ chown -R 65534:65534 "$home"
 
 cd "$home/package"
 env -i PATH="$PATH" HOME="$home/home" TMPDIR="$home/tmp" LANG=C.UTF-8 USER=nobody \
-	CAISSON_REQUIRE_LANDLOCK="${CAISSON_REQUIRE_LANDLOCK:-}" \
+	CAISSON_REQUIRE_LANDLOCK="${CAISSON_REQUIRE_LANDLOCK:-}" ${GOMAXPROCS:+GOMAXPROCS="$GOMAXPROCS"} \
 	setpriv --reuid=65534 --regid=65534 --clear-groups \
 	./package.test -fakehost="$home/fakehost" "$@"

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Runs the soak of infrastructure/process with SPAWNS confined spawns (default
+# 10000) and as many plain ones from 64 goroutines, on all processors and with
+# GOMAXPROCS=1: as the user who calls it and, if that is root, as uid 65534 too.
+# The first failure, and any skip, ends it with the output; otherwise
+# docs/soak.log tells what was run and what came out.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+spawns=${SPAWNS:-10000}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export CAISSON_REQUIRE_LANDLOCK=1
+
+pkg=infrastructure/process
+go test -race -c -o "$work/process.test" ./$pkg
+
+# part WHO PROCS TEST COMMAND… runs one part and appends its result to the log.
+part() {
+	local who=$1 procs=$2 test=$3
+	shift 3
+	local flags=(-test.run="^TestSoakOfSpawns\$/^$test\$" -test.v -test.timeout=2h -soak="$spawns")
+	echo "as $who: $test" >&2
+	if ! nice "$@" "${flags[@]}" >"$work/out" 2>&1; then
+		tail -n 200 "$work/out"
+		echo "soak: failed as $who ($test)" >&2
+		exit 1
+	fi
+	if ! grep -qE "^ *--- PASS: TestSoakOfSpawns/$test " "$work/out" || grep -E '^ *--- SKIP' "$work/out"; then
+		echo "soak: $test did not run as $who" >&2
+		exit 1
+	fi
+	{
+		echo
+		echo "as $who, ${procs}: passed"
+		sed -nE 's/^ *soak_linux_test.go:[0-9]+: /  /p' "$work/out"
+	} >>"$work/log"
+}
+
+{
+	echo "make soak SPAWNS=$spawns"
+	echo
+	echo "date          $(date -u +%Y-%m-%dT%H:%M:%SZ)"
+	echo "commit        $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with local changes')"
+	echo "kernel        $(uname -sr) $(uname -m), $(nproc) processors"
+	echo "Landlock ABI  $(go run -C tools ./abi)"
+	echo "Go            $(go env GOVERSION), race detector on"
+} >"$work/log"
+
+part "uid $(id -u)" "all processors" all_processors env -C $pkg "$work/process.test"
+part "uid $(id -u)" "GOMAXPROCS=1" one_processor env -C $pkg GOMAXPROCS=1 "$work/process.test"
+if [ "$(id -u)" -eq 0 ]; then
+	part "uid 65534" "all processors" all_processors tools/as-user.sh "$work/process.test" $pkg
+	part "uid 65534" "GOMAXPROCS=1" one_processor env GOMAXPROCS=1 tools/as-user.sh "$work/process.test" $pkg
+fi
+
+mkdir -p docs
+mv "$work/log" docs/soak.log
+cat docs/soak.log
