@@ -284,7 +284,7 @@ func (l *launch) makeDirs(ctx context.Context) (err error) {
 // buildEnvironment is step 5b: the variables that reach the agent. Its $HOME is
 // a private directory, so that what it keeps there is no other session's.
 func (l *launch) buildEnvironment(context.Context) error {
-	l.env = presetEnv(l.path, domain.EnvRule{Value: l.dirs.Home, Literal: true}, l.dirs.Temp)
+	l.env = append(presetEnv(l.path, domain.EnvRule{Value: l.dirs.Home, Literal: true}, l.dirs.Temp), xdgEnv(l.dirs.Home, l.dirs.Temp)...)
 	return nil
 }
 

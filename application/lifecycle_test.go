@@ -707,6 +707,9 @@ func TestTheCodingPlan(t *testing.T) {
 			r.home, file, filepath.Join(r.workspace, "bin"), filepath.Join(r.records.Root(), "bin"),
 		}, ":"),
 		"HOME=" + dirs.Home, "TMPDIR=" + dirs.Temp, "LANG=C.UTF-8", "TERM=xterm",
+		"XDG_CONFIG_HOME=" + dirs.Home + "/.config", "XDG_CACHE_HOME=" + dirs.Home + "/.cache",
+		"XDG_DATA_HOME=" + dirs.Home + "/.local/share", "XDG_STATE_HOME=" + dirs.Home + "/.local/state",
+		"XDG_RUNTIME_DIR=" + dirs.Temp,
 	}, env)
 }
 

@@ -94,6 +94,24 @@ func presetEnv(path []string, home domain.EnvRule, temp string) []domain.EnvRule
 	return env
 }
 
+// xdgEnv leads what programs keep by the XDG base directories into a session's
+// private ones, also where a program has another default than $HOME. The runtime
+// directory is the temporary one: it is the session's alone, has mode 0700 and
+// goes when the session is removed, which is all that is asked of it.
+func xdgEnv(home, temp string) []domain.EnvRule {
+	var env []domain.EnvRule
+	for _, v := range []struct{ name, dir string }{
+		{"XDG_CONFIG_HOME", filepath.Join(home, ".config")},
+		{"XDG_CACHE_HOME", filepath.Join(home, ".cache")},
+		{"XDG_DATA_HOME", filepath.Join(home, ".local", "share")},
+		{"XDG_STATE_HOME", filepath.Join(home, ".local", "state")},
+		{"XDG_RUNTIME_DIR", temp},
+	} {
+		env = append(env, domain.EnvRule{Name: v.name, Value: v.dir, Literal: true, Why: "preset"})
+	}
+	return env
+}
+
 // codingInput is what the coding preset depends on. All paths are canonical.
 type codingInput struct {
 	euid      int

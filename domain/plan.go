@@ -94,6 +94,13 @@ type EnvRule struct {
 	Why    string
 }
 
+// String is the name alone: a value may be a secret, and what is printed is
+// stored.
+func (r EnvRule) String() string { return word(r.Name) }
+
+// GoString is String, for %#v.
+func (r EnvRule) GoString() string { return r.String() }
+
 // Limits bounds a turn. Zero means no limit, for every field.
 type Limits struct {
 	MemoryBytes uint64        // of the whole tree
@@ -507,6 +514,9 @@ func (p SandboxPlan) String() string {
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }
+
+// GoString is String, for %#v.
+func (p SandboxPlan) GoString() string { return p.String() }
 
 // String lists the limits that are set.
 func (l Limits) String() string {

@@ -27,6 +27,20 @@ type SpawnLine struct {
 	Sandbox SandboxPlan
 }
 
+// String has the program, the directory, the number of arguments and the names of
+// the variables: arguments, values and input may hold secrets.
+func (l SpawnLine) String() string {
+	names := make([]string, 0, len(l.Env))
+	for _, s := range l.Env {
+		name, _, _ := strings.Cut(s, "=")
+		names = append(names, word(name))
+	}
+	return fmt.Sprintf("%s (%d arguments) in %s with %s", word(l.Path), max(len(l.Argv)-1, 0), word(l.Dir), strings.Join(names, " "))
+}
+
+// GoString is String, for %#v.
+func (l SpawnLine) GoString() string { return l.String() }
+
 // MaxArg is the most bytes that Linux takes in one argument or environment
 // string, its NUL included (execve(2), MAX_ARG_STRLEN: 32 pages of 4 KiB).
 const MaxArg = 128 << 10

@@ -1,6 +1,7 @@
 package domain_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -118,4 +119,23 @@ func TestExitStatus(t *testing.T) {
 		require.Equal(t, c.success, c.status.Success(), "%+v", c.status)
 		require.Equal(t, c.want, c.status.String())
 	}
+}
+
+// Whatever verb prints them, values of variables, arguments and input do not
+// show: what is printed ends up in logs.
+func TestNothingSecretIsPrinted(t *testing.T) {
+	rule := domain.EnvRule{Name: "TOKEN", Value: "sesame", Literal: true, Secret: true}
+	plan := domain.NewSandboxPlan("test").WithEnv(rule)
+	line := domain.SpawnLine{
+		Path: "/bin/x", Argv: []string{"x", "sesame"}, Dir: "/a b", Env: []string{"TOKEN=sesame", "A\nB=sesame"},
+		Stdin: []byte("sesame"), Sandbox: plan,
+	}
+	for _, v := range []any{rule, plan, line, &rule, &plan, &line, []domain.EnvRule{rule}, struct{ L domain.SpawnLine }{line}} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+			require.NotContains(t, fmt.Sprintf(verb, v), "sesame", "%s of %T", verb, v)
+		}
+	}
+	require.Equal(t, `/bin/x (1 arguments) in "/a b" with TOKEN "A\nB"`, line.String())
+	require.Equal(t, `"" (0 arguments) in "" with `, domain.SpawnLine{}.String())
+	require.Equal(t, "TOKEN", rule.String())
 }
