@@ -21,7 +21,10 @@
 // While a spawn is under way, one thread of the process is restricted. A host
 // that changes process-wide credentials at that moment (syscall.Setuid,
 // Setgroups and the like, which act on all threads and compare the results)
-// crashes: drop privileges before the first session. SysProcAttr.Pdeathsig is
+// crashes: drop privileges before the first session. Between spawns no thread is
+// restricted and such a change goes well; a turn that runs then keeps the
+// credentials that it was started with, and only its keeper can end it.
+// SysProcAttr.Pdeathsig is
 // never used: it is tied to the thread, which dies at once (golang/go#27505).
 //
 // The package may import domain, ports, the standard library and x/sys.

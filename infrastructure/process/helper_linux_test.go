@@ -26,6 +26,7 @@ var helpers = map[string]func(args []string) int{
 	"attack":      attackSpawner,
 	"fdlist":      listFDs,
 	"setuid":      setuidDuringSpawns,
+	"setuidturn":  setuidDuringTurn,
 	"unscoped":    unscopedKeeper,
 	"orchestrate": orchestrate,
 	"traced":      endWithATracedThread,

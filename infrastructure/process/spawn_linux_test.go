@@ -372,3 +372,42 @@ func TestSetuidWhileAThreadIsRestrictedCrashesTheHost(t *testing.T) {
 	require.True(t, ok)
 	require.True(t, crashed || ws.Signal() == syscall.SIGABRT, "it did not crash: %v", cmd.ProcessState)
 }
+
+// setuidDuringTurn is a host that changes its credentials while a turn runs,
+// but none is being started.
+func setuidDuringTurn(args []string) int {
+	run, err := confinedSpawner().StartTurn(context.Background(), TurnSpec{
+		Line: shLine("/", testPlan(""), "echo up; sleep 1000"), SpoolDir: args[0], Graces: quick,
+	})
+	if err != nil {
+		fmt.Println("start:", err)
+		return 1
+	}
+	err = run.Lines(func(l Line) error {
+		if string(l.Text) == "up" {
+			fmt.Println("setuid:", syscall.Setuid(65534))
+			run.Cancel(errBroken)
+		}
+		return nil
+	})
+	end, fault := run.Wait()
+	fmt.Println("lines:", err, "fault:", fault, "exit:", end.Exit, "closed:", run.Close(), "uid:", os.Getuid())
+	return 0
+}
+
+// Between spawns no thread is restricted, so the host survives it; and the turn
+// still ends, because its keeper has the credentials that the agent has.
+func TestSetuidWhileATurnRuns(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	if os.Getuid() != 0 {
+		t.Skip("only root can change its credentials")
+	}
+	testkit.NoLeaks(t)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, exe, "__helper", "setuidturn", t.TempDir()).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, "setuid: <nil>\nlines: <nil> fault: <nil> exit: SIGKILL closed: <nil> uid: 65534\n", string(out))
+}
