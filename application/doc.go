@@ -6,6 +6,6 @@
 // gaps and that every turn ends with exactly one final.
 //
 // It starts no process and makes no system call of its own; it reads the file
-// system to make paths canonical and to recognize a linked git worktree. It may
-// import domain, ports, the standard library and google/uuid.
+// system to make paths canonical and to recognize a linked git worktree or a
+// submodule. It may import domain, ports, the standard library and google/uuid.
 package application

@@ -35,6 +35,10 @@ func resolveRules(rules []domain.PathRule, made func(path string) bool) ([]domai
 				What: "path rule", Value: r.Path, Reason: "does not exist (granted by: " + r.Why + ")", Remedy: remedy,
 			}
 		}
+		if r.Path != canonical {
+			// A person who reviews the plan should find what was said.
+			r.Why += " " + r.Path
+		}
 		r.Path, r.Resolved = canonical, true
 		resolved = append(resolved, r)
 	}

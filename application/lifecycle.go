@@ -31,7 +31,7 @@ type launch struct {
 	record     domain.SessionRecord // of the session to resume
 	unlock     func() error
 	session    *domain.AgentSession
-	worktree   []domain.PathRule
+	git        gitElsewhere
 	dirs       ports.SessionDirs
 	env        []domain.EnvRule
 	fragment   ports.PlanFragment
@@ -139,11 +139,8 @@ func (l *launch) prepareWorkspace(context.Context) (err error) {
 	if reason := l.o.unfitWorkspace(l.workspace, l.home); reason != "" {
 		return &domain.InvalidError{What: "workspace", Value: l.workspace, Reason: reason, Remedy: "pass the directory of one project"}
 	}
-	rules, note, err := linkedWorktree(l.workspace, func(path string) bool { return l.o.unfitWorkspace(path, l.home) != "" })
-	l.worktree = rules
-	if note != "" {
-		l.notes = append(l.notes, note)
-	}
+	l.git, err = findGitElsewhere(l.workspace, func(path string) bool { return l.o.unfitWorkspace(path, l.home) != "" })
+	l.notes = append(l.notes, l.git.notes...)
 	return err
 }
 
@@ -306,7 +303,7 @@ func (l *launch) buildPlan(context.Context) error {
 		preset := codingRules(codingInput{
 			euid: os.Geteuid(), workspace: l.workspace, dirs: l.dirs, homePath: l.o.homePath(l.workspace),
 		})
-		preset = append(preset, l.worktree...)
+		preset = append(preset, l.git.rules...)
 		rules = append(append(preset, l.fragment.Rules...), rules...)
 		if why := l.fragment.UDP; why != "" {
 			l.notes = append(l.notes, fmt.Sprintf("%s: UDP is allowed, to any host: %s", l.req.Agent, why))

@@ -24,8 +24,8 @@
 // crashes: drop privileges before the first session. Between spawns no thread is
 // restricted and such a change goes well; a turn that runs then keeps the
 // credentials that it was started with, and only its keeper can end it.
-// SysProcAttr.Pdeathsig is
-// never used: it is tied to the thread, which dies at once (golang/go#27505).
+// SysProcAttr.Pdeathsig is never used: it is tied to the thread, which dies at
+// once (golang/go#27505).
 //
 // The package may import domain, ports, the standard library and x/sys.
 package process
