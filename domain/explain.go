@@ -2,6 +2,7 @@ package domain
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -77,14 +78,16 @@ type Explanation struct {
 
 // Change is an addition to a plan. The zero value adds nothing.
 type Change struct {
-	Rules       []PathRule
-	ConnectTCP  []uint16
-	UnixSockets UnixSockets
+	Rules      []PathRule
+	ConnectTCP []uint16
+	// Destinations are narrower than ConnectTCP.
+	Destinations []netip.AddrPort
+	UnixSockets  UnixSockets
 }
 
 // IsZero reports whether the change adds nothing.
 func (c Change) IsZero() bool {
-	return len(c.Rules) == 0 && len(c.ConnectTCP) == 0 && c.UnixSockets == UnixSocketsDeny
+	return len(c.Rules) == 0 && len(c.ConnectTCP) == 0 && len(c.Destinations) == 0 && c.UnixSockets == UnixSocketsDeny
 }
 
 // ExplainFile makes the explanation of a file operation out of what it needs:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"path"
 	"slices"
 	"strconv"
@@ -134,6 +135,8 @@ type SandboxPlan struct {
 	env        []EnvRule
 	limits     Limits
 	waivers    []Property
+
+	destinations []netip.AddrPort
 }
 
 // NewSandboxPlan returns a plan that grants nothing. The preset's name is
@@ -168,6 +171,10 @@ func (p SandboxPlan) Rules() []PathRule { return slices.Clone(p.rules) }
 
 // ConnectTCP returns the TCP ports that may be connected to, sorted.
 func (p SandboxPlan) ConnectTCP() []uint16 { return slices.Clone(p.connectTCP) }
+
+// Destinations returns the addresses with a port that may be connected to by TCP,
+// sorted: each of them, unlike the ports of ConnectTCP, on no other host.
+func (p SandboxPlan) Destinations() []netip.AddrPort { return slices.Clone(p.destinations) }
 
 // BindTCP returns the TCP ports that may be bound, sorted.
 func (p SandboxPlan) BindTCP() []uint16 { return slices.Clone(p.bindTCP) }
@@ -234,6 +241,24 @@ func (p SandboxPlan) WithConnectTCP(ports ...uint16) SandboxPlan {
 	return p
 }
 
+// WithDestinations returns the plan with addresses added that may be connected to
+// by TCP. An IPv4 address that is mapped into IPv6 counts as itself.
+func (p SandboxPlan) WithDestinations(ds ...netip.AddrPort) SandboxPlan {
+	all := slices.Clone(p.destinations)
+	for _, d := range ds {
+		all = append(all, netip.AddrPortFrom(d.Addr().Unmap(), d.Port()))
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	p.destinations = slices.Compact(all)
+	return p
+}
+
+// WithoutDestinations returns the plan without any destination.
+func (p SandboxPlan) WithoutDestinations() SandboxPlan {
+	p.destinations = nil
+	return p
+}
+
 // WithBindTCP returns the plan with TCP ports added that may be bound.
 func (p SandboxPlan) WithBindTCP(ports ...uint16) SandboxPlan {
 	p.bindTCP = union(p.bindTCP, ports)
@@ -297,6 +322,8 @@ func (p SandboxPlan) Requests(prop Property) bool {
 	switch prop {
 	case PropertyUDP:
 		return !p.udp
+	case PropertyDestinations:
+		return len(p.destinations) > 0
 	case PropertyUnixSockets:
 		return p.unix != UnixSocketsAllow
 	case PropertyMemory:
@@ -320,7 +347,7 @@ func (p SandboxPlan) Validate() error {
 	bad := func(what, value, reason, remedy string) {
 		errs = append(errs, &InvalidError{What: what, Value: value, Reason: reason, Remedy: remedy})
 	}
-	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.bindTCP)+len(p.waivers) > 0 || p.udp || p.unix != UnixSocketsDeny) {
+	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.destinations)+len(p.bindTCP)+len(p.waivers) > 0 || p.udp || p.unix != UnixSocketsDeny) {
 		bad("plan", "unconfined", "has rules, but nothing would enforce them", "leave the rules out, or confine the turn")
 	}
 	for _, r := range p.rules {
@@ -337,6 +364,11 @@ func (p SandboxPlan) Validate() error {
 		}
 		if r.Presence > Optional {
 			bad("path rule", r.Path, "unknown presence", "required or optional")
+		}
+	}
+	for _, d := range p.destinations {
+		if !d.IsValid() || d.Port() == 0 || d.Addr().IsUnspecified() || d.Addr().Zone() != "" {
+			bad("destination", d.String(), "not the address of one host, with a port", "for example 127.0.0.1:8080 or [::1]:8080")
 		}
 	}
 	for _, port := range p.connectTCP {
@@ -415,6 +447,9 @@ func (p SandboxPlan) Digest() string {
 	field("rules", slices.Compact(rules)...)
 	field("env", env...)
 	field("waivers", waivers...)
+	if len(p.destinations) > 0 {
+		field("destinations", strings.Join(addresses(p.destinations), " "))
+	}
 	field("net", ports(p.connectTCP), ports(p.bindTCP), strconv.FormatBool(p.udp), p.unix.String())
 	field("limits", num(p.limits.MemoryBytes), num(p.limits.Pids), strconv.FormatFloat(p.limits.CPUs, 'g', -1, 64))
 	sum := sha256.Sum256(text)
@@ -438,6 +473,9 @@ func (p SandboxPlan) Grants() []string {
 	}
 	for _, port := range p.connectTCP {
 		add(true, "tcp connect %d", port)
+	}
+	for _, d := range p.destinations {
+		add(true, "tcp connect %s", d)
 	}
 	for _, port := range p.bindTCP {
 		add(true, "tcp bind %d", port)
@@ -496,6 +534,9 @@ func (p SandboxPlan) String() string {
 		return ""
 	}
 	fmt.Fprintf(&b, "  tcp connect      %s%s\n", portList(p.connectTCP), waived(PropertyTCP))
+	if len(p.destinations) > 0 {
+		fmt.Fprintf(&b, "  tcp connect to   %s%s\n", strings.Join(addresses(p.destinations), " "), waived(PropertyDestinations))
+	}
 	fmt.Fprintf(&b, "  tcp bind         %s%s\n", portList(p.bindTCP), waived(PropertyTCP))
 	fmt.Fprintf(&b, "  udp              %s%s\n", map[bool]string{true: "allow", false: "deny"}[p.udp], waived(PropertyUDP))
 	fmt.Fprintf(&b, "  unix sockets     %s%s\n", p.unix, waived(PropertyUnixSockets))
@@ -535,6 +576,14 @@ func (l Limits) String() string {
 		return "none"
 	}
 	return strings.Join(parts, ", ")
+}
+
+func addresses(list []netip.AddrPort) []string {
+	words := make([]string, 0, len(list))
+	for _, d := range list {
+		words = append(words, d.String())
+	}
+	return words
 }
 
 func portList(ports []uint16) string {

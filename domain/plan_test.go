@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +23,7 @@ func fullPlan() domain.SandboxPlan {
 			domain.PathRule{Path: "/w", Access: domain.AccessReadWriteExec, Presence: domain.Optional, Why: "workspace"},
 		).
 		WithConnectTCP(443, 8080).WithBindTCP(3000).WithUDP(true).WithUnixSockets(domain.UnixSocketsOwn).
+		WithDestinations(netip.MustParseAddrPort("[::1]:80"), netip.MustParseAddrPort("127.0.0.1:9")).
 		WithEnv(
 			domain.EnvRule{Name: "PATH"},
 			domain.EnvRule{Name: "HOME", Value: "/w", Literal: true},
@@ -37,10 +39,14 @@ var changes = map[string]func(domain.SandboxPlan) domain.SandboxPlan{
 		return p.WithRules(domain.PathRule{Path: "/new", Access: domain.AccessRead})
 	},
 	"connect": func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithConnectTCP(1) },
-	"bind":    func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithBindTCP(1) },
-	"udp":     func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithUDP(!p.UDP()) },
-	"unix":    func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithUnixSockets(domain.UnixSocketsAllow) },
-	"env":     func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithEnv(domain.EnvRule{Name: "NEW"}) },
+	"destinations": func(p domain.SandboxPlan) domain.SandboxPlan {
+		return p.WithDestinations(netip.MustParseAddrPort("10.0.0.1:1"))
+	},
+	"no destinations": func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithoutDestinations() },
+	"bind":            func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithBindTCP(1) },
+	"udp":             func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithUDP(!p.UDP()) },
+	"unix":            func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithUnixSockets(domain.UnixSocketsAllow) },
+	"env":             func(p domain.SandboxPlan) domain.SandboxPlan { return p.WithEnv(domain.EnvRule{Name: "NEW"}) },
 	"env again": func(p domain.SandboxPlan) domain.SandboxPlan {
 		return p.WithEnv(domain.EnvRule{Name: "PATH", Value: "/evil", Literal: true})
 	},
@@ -245,6 +251,15 @@ func TestPortsAndWaiversAreSets(t *testing.T) {
 	require.Equal(t, snapshot(p), snapshot(p.WithConnectTCP().WithBindTCP().WithRules().WithEnv().WithWaivers()), "adding nothing changes nothing")
 }
 
+func TestDestinationsAreASet(t *testing.T) {
+	at := netip.MustParseAddrPort
+	p := domain.NewSandboxPlan("p").WithDestinations(at("[::1]:2"), at("127.0.0.1:2")).WithDestinations(at("127.0.0.1:1"), at("[::ffff:127.0.0.1]:1"))
+	require.Equal(t, []netip.AddrPort{at("127.0.0.1:1"), at("127.0.0.1:2"), at("[::1]:2")}, p.Destinations(), "an address that is mapped into IPv6 is itself")
+	require.Empty(t, p.WithoutDestinations().Destinations())
+	p.Destinations()[0] = at("10.0.0.1:1")
+	require.Equal(t, at("127.0.0.1:1"), p.Destinations()[0], "a caller gets a list of its own")
+}
+
 func TestALaterEnvironmentRuleReplacesAnEarlierOne(t *testing.T) {
 	p := fullPlan().WithEnv(
 		domain.EnvRule{Name: "PATH", Value: "/bin", Literal: true},
@@ -311,6 +326,9 @@ func TestMapRules(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
+	to := func(address string) domain.SandboxPlan {
+		return domain.NewSandboxPlan("p").WithDestinations(netip.MustParseAddrPort(address))
+	}
 	ok := domain.PathRule{Path: "/w", Access: domain.AccessRead}
 	rule := func(r domain.PathRule) domain.SandboxPlan { return domain.NewSandboxPlan("p").WithRules(ok, r) }
 	path := func(s string) domain.SandboxPlan {
@@ -340,6 +358,10 @@ func TestValidate(t *testing.T) {
 		},
 		"presence":          {rule(domain.PathRule{Path: "/x", Access: 1, Presence: 2}), "path rule", "/x", "unknown presence", "required or optional"},
 		"port 0":            {domain.NewSandboxPlan("p").WithConnectTCP(443, 0), "port", "0", "port 0 cannot be connected to", "1 to 65535"},
+		"no destination":    {to("0.0.0.0:1"), "destination", "0.0.0.0:1", "not the address of one host", "for example 127.0.0.1:8080"},
+		"destination port":  {to("127.0.0.1:0"), "destination", "127.0.0.1:0", "not the address of one host, with a port", "for example"},
+		"destination zone":  {to("[fe80::1%eth0]:1"), "destination", "[fe80::1%eth0]:1", "not the address of one host", "for example"},
+		"zero destination":  {domain.NewSandboxPlan("p").WithDestinations(netip.AddrPort{}), "destination", "invalid AddrPort", "not the address of one host", "for example"},
 		"unix sockets":      {domain.NewSandboxPlan("p").WithUnixSockets(3), "unix sockets", "3", "unknown choice", "deny, own or allow"},
 		"no name":           {env(domain.EnvRule{}), "environment variable", "", "no name of a variable", "NAME or NAME=VALUE"},
 		"= in name":         {env(domain.EnvRule{Name: "A=B"}), "environment variable", "A=B", "no name of a variable", "NAME or NAME=VALUE"},
@@ -355,6 +377,7 @@ func TestValidate(t *testing.T) {
 
 		"unconfined with a rule":    {off.WithRules(ok), "plan", "unconfined", "nothing would enforce them", "leave the rules out"},
 		"unconfined with connect":   {off.WithConnectTCP(1), "plan", "unconfined", "nothing would enforce them", "leave the rules out"},
+		"unconfined with address":   {off.WithDestinations(netip.MustParseAddrPort("127.0.0.1:1")), "plan", "unconfined", "nothing would enforce them", "leave the rules out"},
 		"unconfined with bind":      {off.WithBindTCP(1), "plan", "unconfined", "nothing would enforce them", "leave the rules out"},
 		"unconfined with UDP":       {off.WithUDP(true), "plan", "unconfined", "nothing would enforce them", "leave the rules out"},
 		"unconfined with sockets":   {off.WithUnixSockets(domain.UnixSocketsOwn), "plan", "unconfined", "nothing would enforce them", "leave the rules out"},
@@ -415,6 +438,9 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 func TestRequests(t *testing.T) {
 	optional := map[domain.Property]struct{ asking, notAsking domain.SandboxPlan }{
 		domain.PropertyUDP: {domain.NewSandboxPlan("p"), domain.NewSandboxPlan("p").WithUDP(true)},
+		domain.PropertyDestinations: {
+			domain.NewSandboxPlan("p").WithDestinations(netip.MustParseAddrPort("127.0.0.1:1")), domain.NewSandboxPlan("p"),
+		},
 		domain.PropertyUnixSockets: {
 			domain.NewSandboxPlan("p").WithUnixSockets(domain.UnixSocketsOwn),
 			domain.NewSandboxPlan("p").WithUnixSockets(domain.UnixSocketsAllow),
@@ -458,6 +484,7 @@ func TestPlanString(t *testing.T) {
   read+exec        /usr  # preset
   read+write+exec  /w (optional)  # workspace
   tcp connect      443 8080
+  tcp connect to   127.0.0.1:9 [::1]:80
   tcp bind         3000
   udp              allow
   unix sockets     own
@@ -513,7 +540,7 @@ func TestPlanString(t *testing.T) {
 
 func TestGrants(t *testing.T) {
 	require.Equal(t, []string{
-		"read+exec /usr  # preset", "read+write+exec /w (optional)  # workspace", "tcp connect 443", "tcp connect 8080", "tcp bind 3000",
+		"read+exec /usr  # preset", "read+write+exec /w (optional)  # workspace", "tcp connect 443", "tcp connect 8080", "tcp connect 127.0.0.1:9", "tcp connect [::1]:80", "tcp bind 3000",
 		"udp allow", "unix sockets own", "variable PATH", "variable HOME", "variable TOKEN",
 		"limits memory 1073741824 bytes, pids 100, cpus 1.5", "waive ipc", "waive signals",
 	}, fullPlan().Grants())
@@ -579,6 +606,7 @@ func TestDigestDoesNotSeeOrderReasonsValuesAndTime(t *testing.T) {
 		WithLimits(domain.Limits{MemoryBytes: 1 << 30, Pids: 100, CPUs: 1.5, WallClock: time.Hour}).
 		WithEnv(env...).WithUnixSockets(domain.UnixSocketsOwn).WithUDP(true).
 		WithBindTCP(3000).WithConnectTCP(8080, 443).
+		WithDestinations(netip.MustParseAddrPort("127.0.0.1:9")).WithDestinations(netip.MustParseAddrPort("[::1]:80")).
 		WithRules(rules...).WithRules(rules[0]) // saying it twice grants nothing more
 	require.Equal(t, want, other.Digest())
 	require.Equal(t, domain.Unconfined("a").Digest(), domain.Unconfined("b").Digest())
@@ -607,6 +635,8 @@ func TestDigestSeesAllThatConfines(t *testing.T) {
 		"connect 1":     p.WithConnectTCP(1), "bind 1": p.WithBindTCP(1), "both 1": p.WithConnectTCP(1).WithBindTCP(1),
 		"connect 12": p.WithConnectTCP(12), "connect 1 2": p.WithConnectTCP(1, 2), "connect 1, bind 2": p.WithConnectTCP(1).WithBindTCP(2),
 		"connect 123": p.WithConnectTCP(123), "connect 12 3": p.WithConnectTCP(12, 3), "connect 1 23": p.WithConnectTCP(1, 23),
+		"to 1": p.WithDestinations(netip.MustParseAddrPort("127.0.0.1:1")), "to 2": p.WithDestinations(netip.MustParseAddrPort("127.0.0.2:1")),
+		"to 1 6": p.WithDestinations(netip.MustParseAddrPort("[::1]:1")), "to 1 1": p.WithDestinations(netip.MustParseAddrPort("127.0.0.1:11")),
 		"bind 0": p.WithBindTCP(0),
 		"udp":    p.WithUDP(true), "unix own": p.WithUnixSockets(domain.UnixSocketsOwn), "unix all": p.WithUnixSockets(domain.UnixSocketsAllow),
 		"env A": p.WithEnv(domain.EnvRule{Name: "A"}), "env AB": p.WithEnv(domain.EnvRule{Name: "AB"}),

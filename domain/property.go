@@ -16,6 +16,9 @@ const (
 	PropertyIoctl Property = "ioctl"
 	// PropertyTCP: TCP connects and binds only to the listed ports.
 	PropertyTCP Property = "tcp"
+	// PropertyDestinations: a destination of the plan is reached at that address
+	// and at no other.
+	PropertyDestinations Property = "destinations"
 	// PropertyUDP: no UDP.
 	PropertyUDP Property = "udp"
 	// PropertyUnixSockets: no connection to a unix socket by its path outside
@@ -49,7 +52,7 @@ const (
 func Properties() []Property {
 	return []Property{
 		PropertyFilesystem, PropertyTruncate, PropertyIoctl,
-		PropertyTCP, PropertyUDP, PropertyUnixSockets, PropertyAbstractSockets, PropertyOtherSockets,
+		PropertyTCP, PropertyDestinations, PropertyUDP, PropertyUnixSockets, PropertyAbstractSockets, PropertyOtherSockets,
 		PropertySignals, PropertyOtherProcesses, PropertyPrivileges, PropertyIPC,
 		PropertyMemory, PropertyPids, PropertyCPU,
 	}

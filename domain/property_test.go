@@ -2,6 +2,7 @@ package domain_test
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -13,7 +14,7 @@ import (
 
 func TestProperties(t *testing.T) {
 	require.Equal(t, []domain.Property{
-		"filesystem", "truncate", "ioctl", "tcp", "udp", "unix-sockets", "abstract-sockets", "other-sockets",
+		"filesystem", "truncate", "ioctl", "tcp", "destinations", "udp", "unix-sockets", "abstract-sockets", "other-sockets",
 		"signals", "other-processes", "privileges", "ipc", "memory-limit", "pids-limit", "cpu-limit",
 	}, domain.Properties())
 	domain.Properties()[0] = "changed"
@@ -29,7 +30,7 @@ func TestParseProperty(t *testing.T) {
 	for _, name := range []string{"", "UDP", "udp ", "udp,tcp", "*", "all", "unix_sockets", "udp\x00", hostile} {
 		got, err := domain.ParseProperty(name)
 		require.Empty(t, got)
-		requireInvalid(t, err, "property", name, "no such property", "one of filesystem, truncate, ioctl, tcp, udp, unix-sockets, "+
+		requireInvalid(t, err, "property", name, "no such property", "one of filesystem, truncate, ioctl, tcp, destinations, udp, unix-sockets, "+
 			"abstract-sockets, other-sockets, signals, other-processes, privileges, ipc, memory-limit, pids-limit, cpu-limit")
 	}
 }
@@ -37,7 +38,8 @@ func TestParseProperty(t *testing.T) {
 // Each property alone: all others are enforced.
 func TestCheckStrictness(t *testing.T) {
 	const detail = "the kernel has 4, needs 6"
-	limited := domain.NewSandboxPlan("p").WithLimits(domain.Limits{MemoryBytes: 1, Pids: 1, CPUs: 1})
+	limited := domain.NewSandboxPlan("p").WithLimits(domain.Limits{MemoryBytes: 1, Pids: 1, CPUs: 1}).
+		WithDestinations(netip.MustParseAddrPort("127.0.0.1:1"))
 	silent := domain.PropertyState("the enforcer says nothing")
 	for _, prop := range domain.Properties() {
 		notRequesting := domain.NewSandboxPlan("p").WithUDP(true).WithUnixSockets(domain.UnixSocketsAllow)
@@ -115,7 +117,7 @@ func TestAnEnforcerThatSaysNothingEnforcesNothing(t *testing.T) {
 		}
 		want := slices.DeleteFunc(domain.Properties(), func(p domain.Property) bool { return !plan.Requests(p) })
 		require.Equal(t, want, missing, "in the order of the receipts")
-		require.Len(t, want, len(domain.Properties())-2, "memory and cpu are not asked for")
+		require.Len(t, want, len(domain.Properties())-3, "memory, cpu and destinations are not asked for")
 
 		// What the error says to do is enough, and no less is.
 		require.NoError(t, domain.CheckStrictness(plan.WithWaivers(missing...), statuses))

@@ -2,6 +2,7 @@ package domain
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 )
 
@@ -43,7 +44,10 @@ type Receipt struct {
 	Properties []PropertyStatus
 	Rules      []GrantedRule
 	ConnectTCP []uint16
-	BindTCP    []uint16
+	// Destinations are reached by TCP at that address alone, unless the property
+	// of that name is waived.
+	Destinations []netip.AddrPort
+	BindTCP      []uint16
 	// Open lists what stays possible by the enforcer's nature.
 	Open []string
 	// Agent repeats what the agent's adapter switched off or on by itself,
@@ -88,7 +92,14 @@ func (r Receipt) String() string {
 			granted++
 		}
 	}
-	fmt.Fprintf(&b, "; %d paths granted; tcp %s", granted, portList(r.ConnectTCP))
+	tcp := portList(r.ConnectTCP)
+	if len(r.Destinations) > 0 {
+		tcp = strings.Join(addresses(r.Destinations), " ")
+		if len(r.ConnectTCP) > 0 {
+			tcp = portList(r.ConnectTCP) + " " + tcp
+		}
+	}
+	fmt.Fprintf(&b, "; %d paths granted; tcp %s", granted, tcp)
 	if w := r.InState(StateWaived); len(w) > 0 {
 		fmt.Fprintf(&b, "; waived: %s", joinProperties(w))
 	}

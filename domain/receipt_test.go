@@ -1,6 +1,7 @@
 package domain_test
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -32,6 +33,14 @@ func TestReceiptString(t *testing.T) {
 				},
 			},
 			"confined by landlock (ABI 7); 2 paths granted; tcp 443 8080; waived: udp, ipc",
+		},
+		{
+			domain.Receipt{Enforcer: "x", Destinations: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80"), netip.MustParseAddrPort("[::1]:80")}},
+			"confined by x; 0 paths granted; tcp 127.0.0.1:80 [::1]:80",
+		},
+		{
+			domain.Receipt{Enforcer: "x", ConnectTCP: []uint16{443}, Destinations: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:80")}},
+			"confined by x; 0 paths granted; tcp 443 127.0.0.1:80",
 		},
 		{
 			domain.Receipt{Enforcer: "bwrap", Probe: domain.Probe{Skipped: "wraps\n"}},

@@ -53,3 +53,23 @@ type KillGroup interface {
 	// Apply, under the same rules as Apply.
 	EnterKillGroup() error
 }
+
+// Supervised is an optional ability of a Confinement: its Apply leaves system
+// calls of the confined tree to be answered from outside of it.
+type Supervised interface {
+	// Supervisor returns what answers them, nil if the plan leaves none, or if
+	// Apply failed. It is called at most once, after Apply and before Close. The
+	// caller closes the supervisor, also one that never ran; closing the
+	// confinement does not.
+	Supervisor() (Supervisor, error)
+}
+
+// Supervisor answers system calls of one confined tree. While it does not, they
+// wait; once it is closed, they fail. It is safe for concurrent use.
+type Supervisor interface {
+	// Run answers until nothing of the tree is left, ctx ends, or Close. It is
+	// called at most once. An error means that the calls fail from now on.
+	Run(ctx context.Context) error
+	// Close ends Run and everything that it was doing. Closing twice is no error.
+	Close() error
+}

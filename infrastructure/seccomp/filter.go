@@ -14,6 +14,7 @@ import (
 // safe for concurrent use.
 type Filter struct {
 	program program
+	asks    bool
 }
 
 // variantOf says what a plan lets the filter allow. A waiver changes nothing:
@@ -25,6 +26,7 @@ func variantOf(plan domain.SandboxPlan) variant {
 		unix: unix,
 		// A filter cannot see what kind of socket listens.
 		listen: unix || len(plan.BindTCP()) > 0,
+		asks:   len(plan.Destinations()) > 0,
 	}
 }
 
@@ -33,7 +35,7 @@ func variantOf(plan domain.SandboxPlan) variant {
 // Landlock is not asked about.
 func Listens(plan domain.SandboxPlan) bool { return variantOf(plan).listen }
 
-// assembled keeps the filters: there are eight, and plans share them.
+// assembled keeps the filters: there are a dozen, and plans share them.
 var assembled sync.Map // variant → func() (*Filter, error)
 
 // For returns the filter of a plan. The error says that there is none for this
@@ -56,13 +58,16 @@ func newFilter(v variant) (*Filter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("assemble the seccomp filter: %w", err)
 	}
-	return &Filter{loadable(raw)}, nil
+	return &Filter{loadable(raw), v.asks}, nil
 }
 
 // Load puts the calling thread under the filter, for good: the thread must have
 // no_new_privs or CAP_SYS_ADMIN. It makes one system call and allocates nothing.
 // Other threads of the process are not affected.
-func (f *Filter) Load() error { return f.program.load() }
+//
+// If the plan names destinations, the filter asks before each connect(2): the
+// listener is for [NewSupervisor], and the caller's to close. It is −1 otherwise.
+func (f *Filter) Load() (listener int, err error) { return f.program.load(f.asks) }
 
 // Missing says why there can be no filter on this host, "" if there can.
 func Missing() string { return missing() }

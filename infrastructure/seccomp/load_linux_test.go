@@ -35,7 +35,7 @@ func filtered[T any](tb testing.TB, plan domain.SandboxPlan, f func() T) T {
 		if o.err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); o.err != nil {
 			return o
 		}
-		if o.err = filter.Load(); o.err == nil {
+		if _, o.err = filter.Load(); o.err == nil {
 			o.value = f()
 		}
 		return o
@@ -285,7 +285,7 @@ func TestTheKernelRefusesEveryRule(t *testing.T) {
 	require.NoError(t, err)
 	for _, r := range rules(variant{}) {
 		a, ok := r.then.(action)
-		if n := arch.number(r); ok && n != none {
+		if n := arch.number(r); ok && n != none && a != allow {
 			got := filtered(t, plan, func() error { return raw(uintptr(n), bad, bad, bad, bad, bad, bad)() })
 			require.Equal(t, unix.Errno(uint32(a)&0xffff), got, r.name)
 		}
@@ -400,11 +400,15 @@ func TestLoadNeedsNoNewPrivs(t *testing.T) {
 	}
 	filter, err := For(plan)
 	require.NoError(t, err)
-	require.ErrorIs(t, testkit.OnThrowawayThread(filter.Load), unix.EACCES)
+	require.ErrorIs(t, testkit.OnThrowawayThread(func() error {
+		_, err := filter.Load()
+		return err
+	}), unix.EACCES)
 }
 
 func TestAnEmptyFilterIsRefused(t *testing.T) {
-	require.Error(t, (&Filter{}).Load())
+	_, err := (&Filter{}).Load()
+	require.Error(t, err)
 }
 
 // What a spawn pays for the filter.
@@ -413,7 +417,9 @@ func BenchmarkLoad(b *testing.B) {
 	require.NoError(b, err)
 	for b.Loop() {
 		err := testkit.OnThrowawayThread(func() error {
-			return errors.Join(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), filter.Load())
+			privs := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+			_, err := filter.Load()
+			return errors.Join(privs, err)
 		})
 		if err != nil {
 			b.Fatal(err)

@@ -16,6 +16,7 @@ const (
 	allow action = 0x7fff_0000 // SECCOMP_RET_ALLOW
 	eperm action = errno | 1   // EPERM
 	nosys action = errno | 38  // ENOSYS
+	ask   action = 0x7fc0_0000 // SECCOMP_RET_USER_NOTIF
 	kill  action = 0x8000_0000 // SECCOMP_RET_KILL_PROCESS
 	errno        = 0x0005_0000 // SECCOMP_RET_ERRNO
 	last         = 471         // the newest call that was looked at; the tests hold it against x/sys
@@ -67,6 +68,7 @@ type variant struct {
 	udp    bool // UDP is allowed
 	unix   bool // unix sockets may be made; which may be connected to, is not for the filter
 	listen bool // listen(2) is allowed
+	asks   bool // connect(2) asks the supervisor, see Supervisor
 }
 
 // rule is a system call with its number per architecture.
@@ -151,6 +153,10 @@ func rules(v variant) []rule {
 	if v.listen {
 		listening = allow
 	}
+	connecting := decision(allow)
+	if v.asks {
+		connecting = ask
+	}
 	opens := func(flags, mode int) decision {
 		return lacks(flags, creates).otherwise(lacks(mode, setIDBits))
 	}
@@ -160,6 +166,7 @@ func rules(v variant) []rule {
 		// The network.
 		{"socket", 41, 198, sockets(v)},
 		{"socketpair", 53, 199, pairs(v)},
+		{"connect", 42, 203, connecting},
 		{"listen", 50, 201, listening}, // binds by itself, to a port that Landlock is not asked about
 		{"sendto", 44, 206, fastOpen3},
 		{"sendmsg", 46, 211, lacks(2, msgFastOpen)},

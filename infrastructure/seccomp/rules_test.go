@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,6 +30,8 @@ var variants = []variant{
 	{unix: true, listen: true},
 	{udp: true, listen: true},
 	{udp: true, unix: true, listen: true},
+	{asks: true},
+	{udp: true, unix: true, listen: true, asks: true},
 }
 
 func (v variant) String() string {
@@ -36,7 +39,7 @@ func (v variant) String() string {
 	for _, o := range []struct {
 		on   bool
 		name string
-	}{{v.udp, "udp"}, {v.unix, "unix"}, {v.listen, "listen"}} {
+	}{{v.udp, "udp"}, {v.unix, "unix"}, {v.listen, "listen"}, {v.asks, "asks"}} {
 		if o.on {
 			s += "-" + o.name
 		}
@@ -114,6 +117,7 @@ var expectations = []struct {
 	args [6]uint64
 	want map[string]action // by variant; "" is every other
 }{
+	{"a connect", "connect", args(3, 4096, 16), map[string]action{"asks": ask, "udp-unix-listen-asks": ask, "": allow}},
 	{"TCP", "socket", args(2, 1, 0), always(allow)},
 	{"TCP by its number", "socket", args(2, 1, 6), always(allow)},
 	{"TCP over IPv6", "socket", args(10, 1, 0), always(allow)},
@@ -125,8 +129,8 @@ var expectations = []struct {
 	{"SMC as a protocol of TCP", "socket", args(2, 1, 256), always(eperm)},
 	{"SMC", "socket", args(43, 1, 0), always(eperm)},
 	{"DCCP", "socket", args(2, 6, 33), always(eperm)},
-	{"UDP", "socket", args(2, 2, 0), map[string]action{"udp": allow, "udp-listen": allow, "udp-unix-listen": allow, "": eperm}},
-	{"UDP over IPv6, non-blocking", "socket", args(10, 2|0x800, 17), map[string]action{"udp": allow, "udp-listen": allow, "udp-unix-listen": allow, "": eperm}},
+	{"UDP", "socket", args(2, 2, 0), map[string]action{"udp": allow, "udp-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
+	{"UDP over IPv6, non-blocking", "socket", args(10, 2|0x800, 17), map[string]action{"udp": allow, "udp-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
 	{"UDP-Lite", "socket", args(2, 2, 136), always(eperm)},
 	{"ping", "socket", args(2, 2, 1), always(eperm)},
 	{"ping over IPv6", "socket", args(10, 2, 58), always(eperm)},
@@ -148,9 +152,9 @@ var expectations = []struct {
 	{"netfilter netlink", "socket", args(16, 3, 12), always(eperm)},
 	{"audit netlink", "socket", args(16, 3, 9), always(eperm)},
 	{"uevent netlink", "socket", args(16, 2, 15), always(eperm)},
-	{"unix stream", "socket", args(1, 1, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "": eperm}},
-	{"unix datagram", "socket", args(1, 2|0x80000, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "": eperm}},
-	{"unix seqpacket", "socket", args(1, 5, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "": eperm}},
+	{"unix stream", "socket", args(1, 1, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
+	{"unix datagram", "socket", args(1, 2|0x80000, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
+	{"unix seqpacket", "socket", args(1, 5, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
 	{"unix raw", "socket", args(1, 3, 0), always(eperm)},
 	{"a high bit in the family", "socket", args(1<<32|2, 1, 0), always(allow)},
 	{"a high bit in MPTCP", "socket", args(2, 1, 1<<32|262), always(eperm)},
@@ -159,11 +163,11 @@ var expectations = []struct {
 	{"a pair of streams", "socketpair", args(1, 1, 0), always(allow)},
 	{"a pair of streams as runtimes make it", "socketpair", args(1, 1|0x80000|0x800, 0), always(allow)},
 	{"a pair of seqpackets", "socketpair", args(1, 5, 0), always(allow)},
-	{"a pair of datagrams", "socketpair", args(1, 2, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "": eperm}},
+	{"a pair of datagrams", "socketpair", args(1, 2, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
 	{"a pair of raws", "socketpair", args(1, 3, 0), always(eperm)},
 	{"a pair of TIPC", "socketpair", args(30, 1, 0), always(eperm)},
 
-	{"listen", "listen", args(3, 128), map[string]action{"strict": eperm, "udp": eperm, "": allow}},
+	{"listen", "listen", args(3, 128), map[string]action{"strict": eperm, "udp": eperm, "asks": eperm, "": allow}},
 
 	{"send", "sendto", args(3, 0x1000, 10, 0x4000), always(allow)}, // MSG_NOSIGNAL
 	{"Fast Open", "sendto", args(3, 0x1000, 10, 0x20000000), always(eperm)},
@@ -495,6 +499,7 @@ func TestVariantOf(t *testing.T) {
 	}{
 		{plan, variant{}},
 		{plan.WithConnectTCP(443), variant{}},
+		{plan.WithDestinations(netip.MustParseAddrPort("127.0.0.1:443")), variant{asks: true}},
 		{plan.WithWaivers(domain.Properties()...), variant{}},
 		{plan.WithUDP(true), variant{udp: true}},
 		{plan.WithBindTCP(8080), variant{listen: true}},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -203,7 +204,8 @@ func (k *enforcerKit) supports() {
 		require.Equal(k, domain.Properties(), said, "each property once, in the order of receipts")
 	}
 	for _, p := range k.features.Enforces {
-		require.Equal(k, domain.StateEnforced, stateOf(k.e.Supports(k.plan()), p), p)
+		plan := k.plan().WithDestinations(netip.MustParseAddrPort("127.0.0.1:443"))
+		require.Equal(k, domain.StateEnforced, stateOf(k.e.Supports(plan), p), p)
 	}
 }
 
@@ -579,6 +581,15 @@ type recordedConfinement struct {
 func (c recordedConfinement) Apply() error {
 	c.r.count(&c.p.Applied)
 	return c.Confinement.Apply()
+}
+
+// Supervisor implements [ports.Supervised]: that of the inner confinement, if it
+// has one.
+func (c recordedConfinement) Supervisor() (ports.Supervisor, error) {
+	if s, ok := c.Confinement.(ports.Supervised); ok {
+		return s.Supervisor()
+	}
+	return nil, nil //nolint:nilnil // as the port says
 }
 
 func (c recordedConfinement) Close() error {

@@ -52,7 +52,8 @@ type Layer struct {
 	// Std are the packages of the standard library that may be imported; nil
 	// means all.
 	Std []string
-	// Denied may not be imported though Std or Modules would allow it.
+	// Denied may not be imported though Std or Modules would allow it, but for what
+	// is pure in it.
 	Denied []string
 	// Modules are the other modules that may be imported; "*" means any.
 	Modules []string
@@ -217,7 +218,7 @@ func (c *checker) allowed(dir string, l Layer, imported string) bool {
 		return slices.ContainsFunc(list, func(e string) bool { return within(imported, e) })
 	}
 	switch own, isOwn := strings.CutPrefix(imported, c.Module+"/"); {
-	case in(l.Denied):
+	case in(l.Denied) && !slices.Contains(pure, imported):
 		return false
 	case isOwn:
 		if slices.ContainsFunc(l.Own, func(e string) bool { return within(own, e) }) || sameAdapter(own, dir) {

@@ -4,7 +4,7 @@ package layering
 // nothing and make no system call on behalf of their caller.
 var pure = []string{
 	"bytes", "cmp", "context", "crypto/sha256", "encoding/hex", "errors", "fmt", "io", "iter",
-	"maps", "math", "math/bits", "path", "slices", "sort", "strconv", "strings", "time",
+	"maps", "math", "math/bits", "net/netip", "path", "slices", "sort", "strconv", "strings", "time",
 	"unicode", "unicode/utf8",
 }
 
@@ -47,7 +47,7 @@ func Caisson() Rules {
 			{From: "tests/testkit", Why: "it builds the fake agent for tests"},
 		},
 		Unsafe: []Exception{
-			{From: "infrastructure/seccomp/load_linux.go", Why: "the filter is handed to the kernel by address, and x/sys has no function for it"},
+			{From: "infrastructure/seccomp/load_linux.go", Why: "the filter and the answers to its questions are handed to the kernel by address, and x/sys has no functions for it"},
 		},
 	}
 }

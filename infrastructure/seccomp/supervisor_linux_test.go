@@ -1,0 +1,263 @@
+package seccomp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/landlock-lsm/go-landlock/landlock"
+	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tests/testkit"
+)
+
+// supervised runs f on a thread that may not connect by itself, and whose filter
+// asks a supervisor for the destinations. It returns what Run returned.
+func supervised(t *testing.T, destinations []netip.AddrPort, f func(s *Supervisor)) error {
+	t.Helper()
+	testkit.RequireLandlock(t, 4)
+	filter, err := For(plan.WithDestinations(destinations...))
+	require.NoError(t, err)
+	ruleset, _, err := landlock.Config{HandledAccessNet: ll.AccessNetConnectTCP}.NewRulesetFD()
+	require.NoError(t, err)
+	defer unix.Close(ruleset)
+	ready, ended := make(chan *Supervisor, 1), make(chan error, 1)
+	failed := testkit.OnThrowawayThread(func() error {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return err
+		}
+		if err := ll.LandlockRestrictSelf(ruleset, 0); err != nil {
+			return err
+		}
+		listener, err := filter.Load()
+		if err != nil {
+			return err
+		}
+		s, err := NewSupervisor(listener, destinations)
+		if err != nil {
+			return err
+		}
+		ready <- s
+		go func() { ended <- s.Run(context.Background()) }()
+		f(s)
+		return nil
+	})
+	require.NoError(t, failed)
+	err = <-ended // the thread was the whole tree
+	require.NoError(t, (<-ready).Close())
+	return err
+}
+
+// listen returns the address of a listener that takes every connection.
+func listen(t *testing.T, network, address string) (netip.AddrPort, *atomic.Int64) {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	require.NoError(t, err)
+	var accepted atomic.Int64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted.Add(1)
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return l.Addr().(*net.TCPAddr).AddrPort(), &accepted
+}
+
+func sockaddr(to netip.AddrPort) unix.Sockaddr {
+	if to.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+}
+
+// dial connects a new socket and closes it.
+func dial(to netip.AddrPort, flags int) error {
+	family := unix.AF_INET
+	if to.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|flags, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err = unix.Connect(fd, sockaddr(to)); !errors.Is(err, unix.EINPROGRESS) {
+		return err
+	}
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	if _, err := unix.Poll(poll, 5000); err != nil {
+		return err
+	}
+	errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && errno != 0 {
+		err = unix.Errno(errno)
+	}
+	return err
+}
+
+func TestADestinationIsConnectedToAndNothingElse(t *testing.T) {
+	testkit.NoLeaks(t)
+	granted, accepted := listen(t, "tcp4", "127.0.0.1:0")
+	port := granted.Port()
+	other, _ := listen(t, "tcp4", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), port).String())
+	unlisted, unwanted := listen(t, "tcp4", "127.0.0.1:0")
+	mapped := netip.AddrPortFrom(netip.AddrFrom16(granted.Addr().As16()), port)
+	refused := netip.AddrPortFrom(granted.Addr(), 1)
+	require.NoError(t, dial(other, 0), "the companions work")
+	require.NoError(t, dial(unlisted, 0))
+	require.Eventually(t, func() bool { return unwanted.Load() == 1 }, 5*time.Second, time.Millisecond)
+	var got [7]error
+	require.NoError(t, supervised(t, []netip.AddrPort{granted, refused}, func(*Supervisor) {
+		got = [...]error{
+			dial(granted, 0), dial(granted, unix.SOCK_NONBLOCK), dial(mapped, 0),
+			dial(other, 0), dial(unlisted, 0), dial(unlisted, unix.SOCK_NONBLOCK), dial(refused, 0),
+		}
+	}))
+	require.Equal(t, [7]error{nil, nil, nil, unix.EACCES, unix.EACCES, unix.EACCES, unix.ECONNREFUSED}, got)
+	require.Eventually(t, func() bool { return accepted.Load() == 3 }, 5*time.Second, time.Millisecond)
+	require.EqualValues(t, 1, unwanted.Load(), "the companion's")
+}
+
+func TestADestinationOfIPv6(t *testing.T) {
+	granted, _ := listen(t, "tcp6", "[::1]:0")
+	four, _ := listen(t, "tcp4", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), granted.Port()).String())
+	var got [2]error
+	require.NoError(t, supervised(t, []netip.AddrPort{granted}, func(*Supervisor) {
+		got = [...]error{dial(granted, 0), dial(four, 0)}
+	}))
+	require.Equal(t, [2]error{nil, unix.EACCES}, got)
+}
+
+// What is no connect of a TCP socket to a destination goes on as it was.
+func TestOtherConnectsGoOn(t *testing.T) {
+	granted, _ := listen(t, "tcp4", "127.0.0.1:0")
+	to := sockaddr(granted)
+	file, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer file.Close()
+	var got []error
+	require.NoError(t, supervised(t, []netip.AddrPort{granted}, func(*Supervisor) {
+		got = append(
+			got,
+			unix.Connect(-1, to),
+			unix.Connect(int(file.Fd()), to),
+			raw(unix.SYS_CONNECT, bad, 0, 16)(),  // no address
+			raw(unix.SYS_CONNECT, bad, 1, 16)(),  // not its own memory
+			raw(unix.SYS_CONNECT, 0, 1, 1<<20)(), // longer than any
+			withTCP(func(fd int) error { return raw(unix.SYS_CONNECT, uintptr(fd), 0, 0)() }),
+		)
+	}))
+	for i, err := range got {
+		require.Error(t, err, i)
+		require.NotErrorIs(t, err, unix.ENOSYS, i)
+	}
+	require.ErrorIs(t, got[0], unix.EBADF)
+}
+
+// A thread rewrites the address while a connect is being decided: it never gets
+// anywhere else.
+func TestAnAddressThatChangesGetsNowhereElse(t *testing.T) {
+	testkit.NoLeaks(t)
+	granted, _ := listen(t, "tcp4", "127.0.0.1:0")
+	secret, reached := listen(t, "tcp4", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), granted.Port()).String())
+	const tries = 10_000
+	var succeeded int
+	require.NoError(t, supervised(t, []netip.AddrPort{granted}, func(*Supervisor) {
+		address := sockaddr(granted).(*unix.SockaddrInet4)
+		// What the kernel is shown is a field of it, which is written here behind
+		// the compiler's back, as a thread of another language would.
+		raw, _ := reflect.TypeOf(*address).FieldByName("raw")
+		place := reflect.ValueOf(address).Pointer() + raw.Offset + 4 // sin_addr
+		write := func(to netip.AddrPort) {
+			b := to.Addr().As4()
+			local := []unix.Iovec{{Base: &b[0]}}
+			local[0].SetLen(len(b))
+			_, err := unix.ProcessVMWritev(os.Getpid(), local, []unix.RemoteIovec{{Base: place, Len: len(b)}}, 0)
+			if err != nil {
+				panic(err)
+			}
+		}
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					write(secret)
+					write(granted)
+				}
+			}
+		}()
+		for range tries {
+			if withTCP(func(fd int) error { return unix.Connect(fd, address) }) == nil {
+				succeeded++
+			}
+		}
+		close(stop)
+		<-stopped
+	}))
+	require.Zero(t, reached.Load())
+	require.NotZero(t, succeeded, "an attack on nothing")
+	require.Less(t, succeeded, tries, "an attack on nothing")
+}
+
+// A connect that waits does not keep the supervisor from ending.
+func TestCloseEndsAConnectThatWaits(t *testing.T) {
+	testkit.NoLeaks(t)
+	// A listener whose queue is full: the next connect waits for a minute.
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd)
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	require.NoError(t, unix.Listen(fd, 0))
+	name, err := unix.Getsockname(fd)
+	require.NoError(t, err)
+	full := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
+	for range 2 {
+		c, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		require.NoError(t, err)
+		defer unix.Close(c)
+		require.ErrorIs(t, unix.Connect(c, sockaddr(full)), unix.EINPROGRESS)
+	}
+	begun := time.Now()
+	var got error
+	require.NoError(t, supervised(t, []netip.AddrPort{full}, func(s *Supervisor) {
+		timer := time.AfterFunc(100*time.Millisecond, func() { _ = s.Close() })
+		defer timer.Stop()
+		got = dial(full, 0)
+	}))
+	require.Error(t, got)
+	require.Less(t, time.Since(begun), 10*time.Second)
+}
+
+// Without a supervisor nothing is connected.
+func TestWithoutASupervisorConnectsFail(t *testing.T) {
+	granted, accepted := listen(t, "tcp4", "127.0.0.1:0")
+	var got error
+	require.NoError(t, supervised(t, []netip.AddrPort{granted}, func(s *Supervisor) {
+		_ = s.Close()
+		got = dial(granted, 0)
+	}))
+	require.ErrorIs(t, got, unix.ENOSYS)
+	require.Zero(t, accepted.Load())
+}
