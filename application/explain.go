@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -78,24 +79,34 @@ func ExplainFile(plan domain.SandboxPlan, op domain.FileOp, path, to string) (do
 	return e, nil
 }
 
-// ExplainTCP says whether a plan allows to connect to a TCP port of a host.
+// ExplainTCP says whether a plan allows to connect to a TCP port, not 0, of a host:
+// an address or a name, which is not resolved.
 func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Explanation, error) {
 	question := fmt.Sprintf("connect to TCP port %d of %s", port, strconv.Quote(host))
 	if e, done, err := explainWithout(plan, question); done {
 		return e, err
 	}
-	e := domain.Explanation{Question: question, Allowed: slices.Contains(plan.ConnectTCP(), port)}
-	if !e.Allowed {
-		e.Because = fmt.Sprintf("the plan grants TCP connections to %s", portsOf(plan.ConnectTCP()))
-		e.Change.ConnectTCP = []uint16{port}
-	} else {
-		e.Because = fmt.Sprintf("the plan grants TCP connections to port %d", port)
+	e := domain.Explanation{Question: question, Allowed: true}
+	address, err := netip.ParseAddr(host)
+	to := netip.AddrPortFrom(address.Unmap(), port)
+	everywhere := "a granted port is granted on every host"
+	switch {
+	case slices.Contains(plan.ConnectTCP(), port):
+		e.Because, e.Notes = fmt.Sprintf("the plan grants TCP connections to port %d", port), []string{everywhere}
+	case err == nil && slices.Contains(plan.Destinations(), to):
+		e.Because = "the plan grants TCP connections to " + to.String()
+	default:
+		e.Allowed, e.Because = false, "the plan grants TCP connections to "+reachable(plan)
+		if err == nil {
+			e.Change.Destinations = []netip.AddrPort{to}
+		} else {
+			e.Change.ConnectTCP, e.Notes = []uint16{port}, []string{everywhere}
+		}
 	}
-	if port == 0 {
-		e.Change = domain.Change{}
+	if err != nil && len(plan.Destinations()) > 0 {
+		e.Notes = append(e.Notes, "destinations are addresses: ask for the one that the name leads to")
 	}
-	e.Notes = append(e.Notes, "a granted port is granted on every host")
-	if !plan.UDP() {
+	if err != nil && !plan.UDP() {
 		e.Notes = append(e.Notes, "the plan denies UDP, so a host's name can only be resolved by what needs none, such as /etc/hosts")
 	}
 	return e, nil
@@ -157,15 +168,19 @@ func explainWithout(plan domain.SandboxPlan, question string) (domain.Explanatio
 	return domain.Explanation{}, false, nil
 }
 
-func portsOf(list []uint16) string {
-	if len(list) == 0 {
-		return "no port"
+// reachable says what a plan lets be connected to by TCP.
+func reachable(plan domain.SandboxPlan) string {
+	var words []string
+	for _, p := range plan.ConnectTCP() {
+		words = append(words, "port "+strconv.Itoa(int(p)))
 	}
-	words := make([]string, 0, len(list))
-	for _, p := range list {
-		words = append(words, strconv.Itoa(int(p)))
+	for _, d := range plan.Destinations() {
+		words = append(words, d.String())
 	}
-	return "port " + strings.Join(words, ", ") + " alone"
+	if len(words) == 0 {
+		return "nothing"
+	}
+	return strings.Join(words, ", ") + " alone"
 }
 
 // explainer has the rules of a plan, each with what it leads to.

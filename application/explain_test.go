@@ -2,6 +2,7 @@ package application_test
 
 import (
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -117,8 +118,23 @@ func TestExplainTCP(t *testing.T) {
 	e, err = application.ExplainTCP(plan, "example.org", 80)
 	require.NoError(t, err)
 	require.False(t, e.Allowed)
-	require.Equal(t, "the plan grants TCP connections to port 443, 8080 alone", e.Because)
+	require.Equal(t, "the plan grants TCP connections to port 443, port 8080 alone", e.Because)
 	require.Equal(t, domain.Change{ConnectTCP: []uint16{80}}, e.Change)
+
+	at := netip.MustParseAddrPort
+	plan = domain.NewSandboxPlan("test").WithDestinations(at("127.0.0.1:80"))
+	e, err = application.ExplainTCP(plan, "::ffff:127.0.0.1", 80)
+	require.NoError(t, err)
+	require.True(t, e.Allowed)
+	e, err = application.ExplainTCP(plan, "127.0.0.2", 80)
+	require.NoError(t, err)
+	require.False(t, e.Allowed)
+	require.Equal(t, "the plan grants TCP connections to 127.0.0.1:80 alone", e.Because)
+	require.Equal(t, domain.Change{Destinations: []netip.AddrPort{at("127.0.0.2:80")}}, e.Change)
+	e, err = application.ExplainTCP(plan, "localhost", 80)
+	require.NoError(t, err)
+	require.False(t, e.Allowed)
+	require.Contains(t, e.Notes, "destinations are addresses: ask for the one that the name leads to")
 	_, err = application.ExplainTCP(domain.SandboxPlan{}, "example.org", 80)
 	require.ErrorIs(t, err, domain.ErrNoSandbox)
 }

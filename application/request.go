@@ -1,6 +1,7 @@
 package application
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/caisson-run/caisson/domain"
@@ -54,6 +55,9 @@ type Policy struct {
 	// ConnectTCP and BindTCP are ports that may be connected to and bound.
 	ConnectTCP []uint16
 	BindTCP    []uint16
+	// Destinations are addresses with a port that may be connected to by TCP, each
+	// on that host alone.
+	Destinations []netip.AddrPort
 	// UDP allows UDP.
 	UDP bool
 	// UnixSockets says which unix sockets may be connected to.
@@ -76,7 +80,7 @@ func (p Policy) apply(plan domain.SandboxPlan) domain.SandboxPlan {
 		plan = plan.WithEnv(e)
 	}
 	return plan.
-		WithConnectTCP(p.ConnectTCP...).WithBindTCP(p.BindTCP...).
+		WithConnectTCP(p.ConnectTCP...).WithBindTCP(p.BindTCP...).WithDestinations(p.Destinations...).
 		WithUDP(p.UDP || plan.UDP()).WithUnixSockets(p.UnixSockets).
 		WithWaivers(p.Waivers...).WithLimits(p.Limits)
 }

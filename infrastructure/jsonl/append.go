@@ -3,6 +3,7 @@ package jsonl
 import (
 	"bytes"
 	"math"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -209,6 +210,7 @@ func (o *object) receipt(r domain.Receipt) {
 	}
 	o.close(']')
 	o.ports("connect_tcp", r.ConnectTCP)
+	o.destinations(r.Destinations)
 	o.ports("bind_tcp", r.BindTCP)
 	o.strs("open", r.Open)
 	o.strs("agent", r.Agent)
@@ -278,10 +280,19 @@ func AppendExplanation(dst []byte, e domain.Explanation) []byte {
 	o.open("change", '{')
 	o.rules("rules", e.Change.Rules)
 	o.ports("connect_tcp", e.Change.ConnectTCP)
+	o.destinations(e.Change.Destinations)
 	o.str("unix_sockets", e.Change.UnixSockets.String())
 	o.close('}')
 	o.strs("notes", e.Notes)
 	return append(o, '}', '\n')
+}
+
+func (o *object) destinations(list []netip.AddrPort) {
+	o.open("destinations", '[')
+	for _, d := range list {
+		o.str("", d.String())
+	}
+	o.close(']')
 }
 
 func (o *object) rules(name string, rules []domain.PathRule) {
@@ -310,6 +321,7 @@ func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 	o.str("preset", p.Preset())
 	o.rules("rules", p.Rules())
 	o.ports("connect_tcp", p.ConnectTCP())
+	o.destinations(p.Destinations())
 	o.ports("bind_tcp", p.BindTCP())
 	o.bool("udp", p.UDP())
 	o.str("unix_sockets", p.UnixSockets().String())

@@ -2,6 +2,7 @@ package landlock
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/landlock-lsm/go-landlock/landlock"
 	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
@@ -70,6 +71,7 @@ var needs = map[domain.Property]need{
 	domain.PropertyTruncate:        {abi: 3, lacks: "right for truncating files"},
 	domain.PropertyIoctl:           {abi: 5, lacks: "right for ioctl on devices"},
 	domain.PropertyTCP:             {abi: 4, lacks: "TCP rights"},
+	domain.PropertyDestinations:    {beyond: "Landlock's rule is a port on every host; needs a seccomp filter that asks"},
 	domain.PropertyUDP:             {abi: 10, lacks: "UDP rights"},
 	domain.PropertyUnixSockets:     {abi: 9, lacks: "right for unix sockets by path"},
 	domain.PropertyAbstractSockets: {abi: 6, lacks: "scope for abstract unix sockets"},
@@ -208,13 +210,25 @@ func portRules(plan domain.SandboxPlan, abi int) []landlock.Rule {
 		return nil
 	}
 	var rules []landlock.Rule
-	for _, p := range plan.ConnectTCP() {
+	for _, p := range connectPorts(plan) {
 		rules = append(rules, landlock.ConnectTCP(p))
 	}
 	for _, p := range plan.BindTCP() {
 		rules = append(rules, landlock.BindTCP(p))
 	}
 	return rules
+}
+
+// connectPorts returns the ports that are granted on every host: also those of
+// destinations, which a plan gets here only if it waives that they are no more
+// than that.
+func connectPorts(plan domain.SandboxPlan) []uint16 {
+	all := plan.ConnectTCP()
+	for _, d := range plan.Destinations() {
+		all = append(all, d.Port())
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // openLimits lists what stays possible under any plan, by Landlock's nature.
@@ -225,7 +239,7 @@ func openLimits(plan domain.SandboxPlan, k kernel) []string {
 		"run a file that can be read, through the dynamic loader",
 		"change the priority and processor affinity of the user's other processes",
 	}
-	if len(plan.ConnectTCP()) > 0 {
+	if len(connectPorts(plan)) > 0 {
 		open = append(open, "connect to a granted TCP port on any host")
 	}
 	if k.widening {
@@ -243,7 +257,7 @@ func receiptOf(plan domain.SandboxPlan, k kernel, rules []domain.GrantedRule) do
 		Layers:     []string{"no_new_privs", "landlock"},
 		Properties: statuses(plan, k),
 		Rules:      rules,
-		ConnectTCP: plan.ConnectTCP(),
+		ConnectTCP: plan.ConnectTCP(), Destinations: plan.Destinations(),
 		BindTCP:    plan.BindTCP(),
 		Open:       openLimits(plan, k),
 		PlanDigest: plan.Digest(),

@@ -2,6 +2,7 @@ package landlock
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"github.com/landlock-lsm/go-landlock/landlock"
@@ -17,12 +18,13 @@ var firstABI = map[domain.Property]int{
 	"filesystem": 1, "truncate": 3, "ioctl": 5, "tcp": 4, "udp": 10,
 	"unix-sockets": 9, "abstract-sockets": 6, "other-sockets": 99, "signals": 6,
 	"other-processes": 99, "privileges": 99, "ipc": 99,
-	"memory-limit": 99, "pids-limit": 99, "cpu-limit": 99,
+	"destinations": 99, "memory-limit": 99, "pids-limit": 99, "cpu-limit": 99,
 }
 
 // everything is a plan that requests every property and waives none.
 func everything() domain.SandboxPlan {
-	return domain.NewSandboxPlan("test").WithLimits(domain.Limits{MemoryBytes: 1, Pids: 1, CPUs: 1})
+	return domain.NewSandboxPlan("test").WithLimits(domain.Limits{MemoryBytes: 1, Pids: 1, CPUs: 1}).
+		WithDestinations(netip.MustParseAddrPort("127.0.0.1:443"))
 }
 
 func waiveAll(p domain.SandboxPlan) domain.SandboxPlan { return p.WithWaivers(domain.Properties()...) }
@@ -74,7 +76,7 @@ func TestStatusesOfWhatIsNotRequested(t *testing.T) {
 	for abi := 0; abi <= newestABI; abi++ {
 		for _, s := range statuses(open, kernel{abi: abi, note: "none"}) {
 			switch s.Property {
-			case domain.PropertyUDP, domain.PropertyUnixSockets, domain.PropertyMemory, domain.PropertyPids, domain.PropertyCPU:
+			case domain.PropertyDestinations, domain.PropertyUDP, domain.PropertyUnixSockets, domain.PropertyMemory, domain.PropertyPids, domain.PropertyCPU:
 				require.Equal(t, domain.PropertyStatus{Property: s.Property, State: domain.StateNotRequested}, s)
 			default:
 				require.NotEqual(t, domain.StateNotRequested, s.State, s.Property)
@@ -198,8 +200,10 @@ func TestKernelOf(t *testing.T) {
 }
 
 func TestOpenLimitsFollowThePlan(t *testing.T) {
-	few := openLimits(everything(), kernel{abi: 7})
+	plan := domain.NewSandboxPlan("test")
+	few := openLimits(plan, kernel{abi: 7})
 	require.Contains(t, few, "run a file that can be read, through the dynamic loader")
-	require.Len(t, openLimits(everything().WithConnectTCP(443), kernel{abi: 7}), len(few)+1)
-	require.Len(t, openLimits(everything(), kernel{abi: 7, widening: true}), len(few)+1)
+	require.Len(t, openLimits(plan.WithConnectTCP(443), kernel{abi: 7}), len(few)+1)
+	require.Len(t, openLimits(everything(), kernel{abi: 7}), len(few)+1, "a destination is no more than its port here")
+	require.Len(t, openLimits(plan, kernel{abi: 7, widening: true}), len(few)+1)
 }

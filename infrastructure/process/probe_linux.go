@@ -60,10 +60,16 @@ func (s *Spawner) Probe(ctx context.Context, spec ProbeSpec) (_ domain.Probe, er
 			Remedy: "the session's private directories must be writable, and a file descriptor free",
 		}
 	}
+	var answering *supervision
 	err = onThrowawayThread(func(func()) error {
 		if err := conf.Apply(); err != nil {
 			return err
 		}
+		supervisor, err := supervisorOf(conf)
+		if err != nil {
+			return err
+		}
+		answering = supervise(supervisor) // the thread's own connect asks too
 		for i := range p.attempts {
 			if a := &p.attempts[i]; a.notAsked == "" {
 				a.err = a.do()
@@ -71,7 +77,7 @@ func (s *Spawner) Probe(ctx context.Context, spec ProbeSpec) (_ domain.Probe, er
 		}
 		return nil
 	})
-	if err != nil {
+	if err := errors.Join(err, answering.end()); err != nil {
 		return domain.Probe{}, err
 	}
 	return p.result()

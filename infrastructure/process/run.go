@@ -482,7 +482,7 @@ func (c *child) destroy() error {
 
 // release frees what the child holds in the orchestrator.
 func (c *child) release() error {
-	err := c.exit.close()
+	err := errors.Join(c.exit.close(), c.supervision.end())
 	if c.keeper != nil {
 		err = errors.Join(err, c.keeper.dismiss())
 	}

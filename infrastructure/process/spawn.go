@@ -52,6 +52,49 @@ type child struct {
 	keeper  *keeper // nil if there is none
 	mark    string
 	receipt domain.Receipt
+	// supervision answers system calls of the child and of its tree; nil if none
+	// are left to answer.
+	supervision *supervision
+}
+
+// supervisorOf returns what answers the system calls that an applied confinement
+// leaves to be answered, nil if it leaves none.
+func supervisorOf(conf ports.Confinement) (ports.Supervisor, error) {
+	supervised, ok := conf.(ports.Supervised)
+	if !ok {
+		return nil, nil //nolint:nilnil // as the port says
+	}
+	return supervised.Supervisor()
+}
+
+// supervision is a supervisor at work.
+type supervision struct {
+	supervisor ports.Supervisor
+	ended      chan error
+}
+
+// supervise sets a supervisor to work; nil does nothing.
+func supervise(s ports.Supervisor) *supervision {
+	if s == nil {
+		return nil
+	}
+	v := &supervision{s, make(chan error, 1)}
+	go func() {
+		// It ends with the tree, or when it is closed. One that fails is closed at
+		// once, so that no call waits for an answer.
+		err := s.Run(context.Background())
+		v.ended <- errors.Join(err, s.Close())
+	}()
+	return v
+}
+
+// end ends the supervision, and returns what went wrong with it.
+func (v *supervision) end() error {
+	if v == nil {
+		return nil
+	}
+	err := v.supervisor.Close()
+	return errors.Join(err, <-v.ended)
 }
 
 // start starts the line. Confined children are still stopped when it returns:

@@ -61,7 +61,8 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		errW error
 		errC error
 
-		receipt domain.Receipt
+		supervisor ports.Supervisor
+		receipt    domain.Receipt
 	)
 	err = onThrowawayThread(func(next func()) error {
 		if keep != nil {
@@ -100,7 +101,8 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		return nil
 	}, func() {
 		receipt = conf.Receipt()
-		errC = conf.Close()
+		supervisor, errC = supervisorOf(conf)
+		errC = errors.Join(errC, conf.Close())
 	}, func() {
 		if proc != nil {
 			exit, errW = watchExit(proc.Pid)
@@ -108,6 +110,9 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	})
 	// From here on the thread is gone, or err says that it is not.
 	fail := func(err error) (*child, error) {
+		if supervisor != nil {
+			err = errors.Join(err, supervisor.Close())
+		}
 		if exit != nil {
 			err = errors.Join(err, exit.close())
 		}
@@ -130,7 +135,7 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	if keep != nil {
 		receipt.Tree = domain.TreeKeeper
 	}
-	return &child{proc: proc, exit: exit, keeper: keep, mark: mark, receipt: receipt}, nil
+	return &child{proc: proc, exit: exit, keeper: keep, supervision: supervise(supervisor), mark: mark, receipt: receipt}, nil
 }
 
 // leaveStopped takes a child that stopped at its exec, under trace by the

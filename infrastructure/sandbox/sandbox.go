@@ -76,6 +76,10 @@ func (e *Enforcer) Prepare(ctx context.Context, plan domain.SandboxPlan, line do
 			if s.State == domain.StateEnforced {
 				guaranteed = append(guaranteed, s.Property)
 			}
+			if s.Property == domain.PropertyDestinations && s.State == domain.StateEnforced {
+				// Landlock grants nothing for them: the supervisor connects.
+				inner = inner.WithoutDestinations()
+			}
 		}
 		inner = inner.WithWaivers(guaranteed...)
 	}
@@ -83,7 +87,7 @@ func (e *Enforcer) Prepare(ctx context.Context, plan domain.SandboxPlan, line do
 	if err != nil {
 		return nil, err
 	}
-	c := &confinement{Confinement: restriction, plan: plan, properties: properties}
+	c := &confinement{Confinement: restriction, plan: plan, properties: properties, listener: -1}
 	if e.filter == "" {
 		if c.filter, err = seccomp.For(plan); err != nil {
 			return nil, failed("prepare", errors.Join(err, restriction.Close()))
@@ -105,6 +109,7 @@ type confinement struct {
 	plan       domain.SandboxPlan
 	properties []domain.PropertyStatus
 	filter     *seccomp.Filter // nil if there can be none, which the plan waives
+	listener   int             // where the filter asks, −1 if it does not, or when it is the supervisor's
 }
 
 // confinementInGroup is one whose Landlock layer has kill groups, which concern
@@ -126,10 +131,35 @@ func (c *confinement) Apply() error {
 	if c.filter == nil {
 		return nil
 	}
-	if err := c.filter.Load(); err != nil {
+	var err error
+	if c.listener, err = c.filter.Load(); err != nil {
 		return failed("apply", err)
 	}
 	return nil
+}
+
+// Supervisor implements [ports.Supervised].
+func (c *confinement) Supervisor() (ports.Supervisor, error) {
+	if c.listener < 0 {
+		return nil, nil //nolint:nilnil // none is needed, as the port says
+	}
+	listener := c.listener
+	c.listener = -1
+	s, err := seccomp.NewSupervisor(listener, c.plan.Destinations())
+	if err != nil {
+		return nil, failed("supervise", err)
+	}
+	return s, nil
+}
+
+// Close frees a listener that nobody has taken too.
+func (c *confinement) Close() error {
+	err := c.Confinement.Close()
+	if c.listener >= 0 {
+		err = errors.Join(err, seccomp.CloseListener(c.listener))
+		c.listener = -1
+	}
+	return err
 }
 
 // Receipt is the Landlock layer's, about the plan as it was asked for.
@@ -142,6 +172,7 @@ func (c *confinement) Receipt() domain.Receipt {
 	}
 	r.Properties = slices.Clone(c.properties)
 	r.Open = append(r.Open, openLimits(c.plan)...)
+	r.Destinations = c.plan.Destinations()
 	r.PlanDigest = c.plan.Digest()
 	return r
 }

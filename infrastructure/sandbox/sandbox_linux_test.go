@@ -100,7 +100,7 @@ func TestReceipt(t *testing.T) {
 	require.Equal(t, abi, r.ABI)
 	require.Equal(t, []string{"no_new_privs", "capabilities", "landlock", "seccomp"}, r.Layers)
 	require.Equal(t, plan.Digest(), r.PlanDigest)
-	require.Equal(t, []domain.Property{domain.PropertyUDP, domain.PropertyMemory, domain.PropertyPids, domain.PropertyCPU}, r.InState(domain.StateNotRequested))
+	require.Equal(t, []domain.Property{domain.PropertyDestinations, domain.PropertyUDP, domain.PropertyMemory, domain.PropertyPids, domain.PropertyCPU}, r.InState(domain.StateNotRequested))
 	require.Empty(t, r.InState(domain.StateWaived), "what can be enforced is, waived or not")
 	require.Contains(t, strings.Join(r.Open, "\n"), "send to any host by UDP")
 	require.Contains(t, strings.Join(r.Open, "\n"), "connect to a granted TCP port on any host")

@@ -9,6 +9,7 @@ import (
 const (
 	bySeccomp      = "seccomp"
 	byCapabilities = "capabilities, seccomp"
+	byAsking       = "seccomp notification"
 )
 
 // others lists the properties that the layers beside Landlock guarantee, alone
@@ -19,6 +20,7 @@ var others = map[domain.Property]struct {
 	// sockets altogether, because it cannot tell one from the other.
 	denied bool
 }{
+	domain.PropertyDestinations:    {mechanism: byAsking},
 	domain.PropertyUDP:             {mechanism: bySeccomp},
 	domain.PropertyUnixSockets:     {mechanism: bySeccomp, denied: true},
 	domain.PropertyAbstractSockets: {mechanism: bySeccomp, denied: true},

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -17,7 +18,8 @@ var update = flag.Bool("update", false, "write the generated table")
 
 // everything is a plan that requests every property and waives none.
 func everything() domain.SandboxPlan {
-	return domain.NewSandboxPlan("test").WithLimits(domain.Limits{MemoryBytes: 1, Pids: 1, CPUs: 1})
+	return domain.NewSandboxPlan("test").WithLimits(domain.Limits{MemoryBytes: 1, Pids: 1, CPUs: 1}).
+		WithDestinations(netip.MustParseAddrPort("127.0.0.1:443"))
 }
 
 // expected is written down a second time, by hand: the first ABI with which
@@ -30,6 +32,7 @@ var expected = map[domain.Property]struct {
 	"udp": {10, "seccomp"}, "unix-sockets": {9, "seccomp"}, "abstract-sockets": {6, "seccomp"},
 	"other-sockets": {99, "seccomp"}, "other-processes": {99, "seccomp"}, "ipc": {99, "seccomp"},
 	"privileges":   {99, "capabilities, seccomp"},
+	"destinations": {99, "seccomp notification"},
 	"memory-limit": {99, ""}, "pids-limit": {99, ""}, "cpu-limit": {99, ""},
 }
 
@@ -132,6 +135,7 @@ var meanings = []struct {
 	{"truncate", everything(), "no file outside the write rules is truncated"},
 	{"ioctl", everything(), "no `ioctl` on device files that the child opens"},
 	{"tcp", everything(), "TCP connects and binds to the listed ports only"},
+	{"destinations", everything(), "a destination (`--connect ADDRESS:PORT`, the model gateway) is reached at that address only"},
 	{"udp", everything(), "no UDP"},
 	{"unix-sockets", everything(), "no connection to a unix socket by its path (docker.sock, D-Bus)"},
 	{"unix-sockets", everything().WithUnixSockets(domain.UnixSocketsOwn), "the same, but for sockets below the plan's writable directories (`own`)"},

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -478,6 +479,28 @@ func TestPolicyFlags(t *testing.T) {
 	require.Equal(t, result{stdout: "ok\n"}, got)
 }
 
+func TestADestinationIsOneHost(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	// The same port on two hosts.
+	here, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer here.Close()
+	_, port, err := net.SplitHostPort(here.Addr().String())
+	require.NoError(t, err)
+	there, err := net.Listen("tcp4", "127.0.0.2:"+port)
+	require.NoError(t, err)
+	defer there.Close()
+	b := newBench(t)
+	prompt := "#caisson-script\nconnect " + here.Addr().String() + "\nconnect " + there.Addr().String() + "\n"
+	got := b.run("run", "--agent", "claude", "--connect", here.Addr().String(), prompt)
+	require.Contains(t, got.stdout, "connected to "+here.Addr().String())
+	require.NotContains(t, got.stdout, "connected to "+there.Addr().String())
+	require.Contains(t, got.stdout, "EACCES: permission denied, connect "+there.Addr().String())
+	got = b.run("run", "--agent", "claude", "--connect-tcp", port, prompt)
+	require.Contains(t, got.stdout, "connected to "+there.Addr().String(), "the companion: a port is granted on every host")
+}
+
 func TestRelativePathsStartAtTheWorkingDirectory(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	b := newBench(t)
@@ -593,7 +616,7 @@ func TestExplain(t *testing.T) {
 	got = b.run("explain", "--connect-tcp", "81", "--output", "json", "tcp:localhost:80")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stdout, `"allowed":false`)
-	require.Contains(t, got.stdout, `"change":{"rules":[],"connect_tcp":[80],"unix_sockets":"deny"}`)
+	require.Contains(t, got.stdout, `"change":{"rules":[],"connect_tcp":[80],"destinations":[],"unix_sockets":"deny"}`)
 	got = b.run("explain", "unix:/run/docker.sock")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stdout, "would allow it   --unix-sockets allow")
@@ -604,6 +627,8 @@ func TestExplain(t *testing.T) {
 		"an unknown operation":       {"explain", "--op", "chmod", "file"},
 		"a destination too many":     {"explain", "--to", "x", "file"},
 		"no destination":             {"explain", "--op", "rename", "file"},
+		"a destination by name":      {"explain", "--connect", "example.org:80", "file"},
+		"a destination without port": {"explain", "--connect", "127.0.0.1", "file"},
 		"no port":                    {"explain", "tcp:localhost"},
 		"port 0":                     {"explain", "tcp:localhost:0"},
 		"no such place":              {"explain", "none/at/all"},

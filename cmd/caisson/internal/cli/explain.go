@@ -207,6 +207,9 @@ func changeFlags(c domain.Change) []string {
 	for _, p := range c.ConnectTCP {
 		flags = append(flags, fmt.Sprintf("--connect-tcp %d", p))
 	}
+	for _, d := range c.Destinations {
+		flags = append(flags, "--connect "+d.String())
+	}
 	if c.UnixSockets != domain.UnixSocketsDeny {
 		flags = append(flags, "--unix-sockets "+c.UnixSockets.String())
 	}

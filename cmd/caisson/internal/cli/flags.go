@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 type policyFlags struct {
 	paths      []pathFlag
 	connectTCP []string
+	connect    []string
 	bindTCP    []string
 	udp        bool
 	unix       string
@@ -55,6 +57,7 @@ func (f *policyFlags) add(flags *pflag.FlagSet) {
 		}
 	}
 	flags.StringArrayVar(&f.connectTCP, "connect-tcp", nil, "allow TCP connections to `PORT`, on any host")
+	flags.StringArrayVar(&f.connect, "connect", nil, "allow TCP connections to `ADDRESS:PORT` and to no other host on that port; localhost is 127.0.0.1 and ::1")
 	flags.StringArrayVar(&f.bindTCP, "bind-tcp", nil, "allow to listen on TCP `PORT`")
 	flags.BoolVar(&f.udp, "udp", false, "allow UDP, to any host: what resolves names by DNS needs it")
 	flags.StringVar(&f.unix, "unix-sockets", "deny", "unix sockets that may be connected to: `deny`, own (below writable directories; needs Landlock ABI 9) or allow (docker.sock included)")
@@ -96,6 +99,9 @@ func (f *policyFlags) policy(abs func(string) string) (application.Policy, error
 	if p.BindTCP, err = portNumbers("--bind-tcp", f.bindTCP, 0); err != nil {
 		return p, err
 	}
+	if p.Destinations, err = destinations(f.connect); err != nil {
+		return p, err
+	}
 	p.UDP = f.udp
 	switch f.unix {
 	case "deny":
@@ -132,6 +138,29 @@ func portNumbers(flag string, values []string, least uint64) ([]uint16, error) {
 			return nil, &domain.InvalidError{What: flag, Value: s, Reason: "no port number", Remedy: fmt.Sprintf("%d to 65535", least)}
 		}
 		list = append(list, uint16(n))
+	}
+	return list, nil
+}
+
+// destinations parses addresses with a port. A name would have to be resolved
+// now, and might lead elsewhere when it is used.
+func destinations(values []string) ([]netip.AddrPort, error) {
+	var list []netip.AddrPort
+	for _, s := range values {
+		addresses := []string{s}
+		if port, ok := strings.CutPrefix(s, "localhost:"); ok {
+			addresses = []string{"127.0.0.1:" + port, "[::1]:" + port}
+		}
+		for _, a := range addresses {
+			d, err := netip.ParseAddrPort(a)
+			if err != nil {
+				return nil, &domain.InvalidError{
+					What: "--connect", Value: s, Reason: "not the address of a host with a port",
+					Remedy: "for example 127.0.0.1:8080, [::1]:8080 or localhost:8080; a name may lead elsewhere later, so resolve it yourself",
+				}
+			}
+			list = append(list, d)
+		}
 	}
 	return list, nil
 }
