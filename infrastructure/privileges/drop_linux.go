@@ -24,8 +24,8 @@ const noRoot = 1<<0 | 1<<1 | // SECBIT_NOROOT: all capabilities at every execve
 // no_new_privs that is nothing (the tests look). To empty it would take a call
 // per capability, together more than all the rest of a confinement.
 func Drop() error {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("prctl no_new_privs: %w", err)
+	if err := ForgoNew(); err != nil {
+		return err
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData // the lower and the upper 32 capabilities
@@ -46,6 +46,14 @@ func Drop() error {
 	sets = [2]unix.CapUserData{}
 	if err := unix.Capset(&header, &sets[0]); err != nil {
 		return fmt.Errorf("capset: %w", err)
+	}
+	return nil
+}
+
+// ForgoNew sets no_new_privs, as [Drop] does, and takes nothing away.
+func ForgoNew() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("prctl no_new_privs: %w", err)
 	}
 	return nil
 }

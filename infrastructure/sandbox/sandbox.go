@@ -30,6 +30,8 @@ const name = "landlock+seccomp"
 type Enforcer struct {
 	landlock *landlock.Enforcer
 	filter   string // why there is no seccomp filter, "" if there is one
+	// off are the layers that are left out, see [NewWithout].
+	off []Layer
 }
 
 var _ ports.SandboxEnforcer = (*Enforcer)(nil)
@@ -51,9 +53,52 @@ func New(opts ...Option) *Enforcer {
 	return &Enforcer{landlock: landlock.New(opts...), filter: seccomp.Missing()}
 }
 
+// Layer is one of the layers, as [NewWithout] takes it.
+type Layer string
+
+// The layers.
+const (
+	Landlock Layer = "landlock"
+	Seccomp  Layer = "seccomp"
+	// Privileges are the capability sets. no_new_privs stays: without it the
+	// kernel takes neither of the other two from an ordinary user.
+	Privileges Layer = "privileges"
+)
+
+// Layers returns every layer.
+func Layers() []Layer { return []Layer{Landlock, Seccomp, Privileges} }
+
+// NewWithout returns an enforcer that leaves layers out, and says so: what they
+// guarantee is then unenforceable, so that a plan is refused unless it waives
+// it. It is for showing what each layer is there for, and confines nothing that
+// matters.
+func NewWithout(off []Layer, opts ...Option) *Enforcer {
+	e := New(opts...)
+	e.off = slices.Clone(off)
+	if e.lacks(Seccomp) && e.filter == "" {
+		e.filter = "the seccomp layer is left out"
+	}
+	return e
+}
+
+func (e *Enforcer) lacks(l Layer) bool { return slices.Contains(e.off, l) }
+
 // Supports implements [ports.SandboxEnforcer].
 func (e *Enforcer) Supports(plan domain.SandboxPlan) []domain.PropertyStatus {
-	return statuses(plan, e.landlock.Supports(plan), e.filter)
+	base := e.landlock
+	if e.lacks(Landlock) {
+		base = landlock.New(landlock.WithABI(0))
+	}
+	list := statuses(plan, base.Supports(plan), e.filter)
+	for i, s := range list {
+		if s.Property == domain.PropertyPrivileges && s.State == domain.StateEnforced && e.lacks(Privileges) {
+			list[i] = domain.PropertyStatus{Property: s.Property, State: domain.StateUnenforceable, Detail: "the privileges layer is left out"}
+			if plan.Waives(s.Property) {
+				list[i].State = domain.StateWaived
+			}
+		}
+	}
+	return list
 }
 
 // Prepare implements [ports.SandboxEnforcer]. It refuses what [landlock.Enforcer]
@@ -81,13 +126,16 @@ func (e *Enforcer) Prepare(ctx context.Context, plan domain.SandboxPlan, line do
 				inner = inner.WithoutDestinations()
 			}
 		}
+		if e.lacks(Landlock) {
+			guaranteed = domain.Properties() // the plan waives what it does not
+		}
 		inner = inner.WithWaivers(guaranteed...)
 	}
 	restriction, err := e.landlock.Prepare(ctx, inner, line)
 	if err != nil {
 		return nil, err
 	}
-	c := &confinement{Confinement: restriction, plan: plan, properties: properties, listener: -1}
+	c := &confinement{Confinement: restriction, plan: plan, properties: properties, listener: -1, off: e.off}
 	if e.filter == "" {
 		if c.filter, err = seccomp.For(plan); err != nil {
 			return nil, failed("prepare", errors.Join(err, restriction.Close()))
@@ -110,6 +158,7 @@ type confinement struct {
 	properties []domain.PropertyStatus
 	filter     *seccomp.Filter // nil if there can be none, which the plan waives
 	listener   int             // where the filter asks, −1 if it does not, or when it is the supervisor's
+	off        []Layer         // those that are left out
 }
 
 // confinementInGroup is one whose Landlock layer has kill groups, which concern
@@ -122,11 +171,17 @@ type confinementInGroup struct {
 // Apply applies the layers. The filter comes last: the layers before it need
 // calls that no child needs.
 func (c *confinement) Apply() error {
-	if err := privileges.Drop(); err != nil {
+	drop := privileges.Drop
+	if slices.Contains(c.off, Privileges) {
+		drop = privileges.ForgoNew
+	}
+	if err := drop(); err != nil {
 		return failed("apply", err)
 	}
-	if err := c.Confinement.Apply(); err != nil {
-		return err
+	if !slices.Contains(c.off, Landlock) {
+		if err := c.Confinement.Apply(); err != nil {
+			return err
+		}
 	}
 	if c.filter == nil {
 		return nil
@@ -166,7 +221,15 @@ func (c *confinement) Close() error {
 func (c *confinement) Receipt() domain.Receipt {
 	r := c.Confinement.Receipt()
 	r.Enforcer = name
-	r.Layers = []string{"no_new_privs", "capabilities", "landlock"}
+	r.Layers = []string{"no_new_privs"}
+	if !slices.Contains(c.off, Privileges) {
+		r.Layers = append(r.Layers, "capabilities")
+	}
+	if slices.Contains(c.off, Landlock) {
+		r.ABI, r.Rules = 0, nil
+	} else {
+		r.Layers = append(r.Layers, "landlock")
+	}
 	if c.filter != nil {
 		r.Layers = append(r.Layers, "seccomp")
 	}
