@@ -14,10 +14,12 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/cli"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
+	"github.com/caisson-run/caisson/ports/portstest/escape"
 )
 
 func main() {
 	fakecli.Host()
+	escape.Host()
 	os.Exit(run())
 }
 

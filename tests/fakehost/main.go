@@ -8,10 +8,12 @@ import (
 	"os"
 
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
+	"github.com/caisson-run/caisson/ports/portstest/escape"
 )
 
 func main() {
 	fakecli.Host()
+	escape.Host()
 	fmt.Fprintln(os.Stderr, "fakehost: the first argument must be", fakecli.Subcommand)
 	os.Exit(64)
 }

@@ -21,6 +21,8 @@ func Caisson() Rules {
 			// can mention an exec.Cmd, an os.File or a type of x/sys.
 			{Dir: "ports", Own: []string{"domain"}, Std: pure, NoTags: true},
 			{Dir: "ports/portstest", Own: []string{"domain", "ports", "tests/testkit"}, Modules: []string{"github.com/google/uuid", "github.com/stretchr/testify", "go.uber.org/goleak"}},
+			// The command itself runs it, so it stays clear of what is for tests alone.
+			{Dir: "ports/portstest/escape", Own: []string{"domain"}, Denied: []string{"testing"}, Modules: []string{"golang.org/x/sys"}},
 			{Dir: "ports/portsmock", Own: []string{"domain", "ports"}, Modules: []string{"go.uber.org/mock"}},
 			{Dir: "application", Own: []string{"domain", "ports", "application"}, Denied: []string{"net", "plugin"}, Modules: []string{"github.com/google/uuid"}},
 			{Dir: "infrastructure", Own: []string{"domain", "ports"}, Denied: container, Modules: []string{"*"}},
@@ -44,6 +46,7 @@ func Caisson() Rules {
 		Spawners: []Exception{
 			{From: "infrastructure/process", Why: "it is the spawner: everything that runs is started here, under its plan"},
 			{From: "infrastructure/fakecli", Why: "the fake agent is itself the confined child, and tests what becomes of the children that it starts"},
+			{From: "ports/portstest/escape", Why: "its attempts are the confined child, which starts programs to get out"},
 			{From: "tests/testkit", Why: "it builds the fake agent for tests"},
 		},
 		Unsafe: []Exception{

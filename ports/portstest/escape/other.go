@@ -1,0 +1,50 @@
+//go:build !linux
+
+package escape
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+// child is an attempt's side. There is none on this system.
+type child struct{}
+
+// Stage is the host's side of a suite. There is none on this system.
+type Stage struct{}
+
+func unsupported() error { return fmt.Errorf("there is no escape suite for %s", runtime.GOOS) }
+
+// NewStage fails: the attempts are made of Linux's system calls.
+func NewStage(string) (*Stage, error) { return nil, unsupported() }
+
+// Close does nothing.
+func (*Stage) Close() error { return nil }
+
+// Widen returns the plan as it is.
+func (*Stage) Widen(plan domain.SandboxPlan) domain.SandboxPlan { return plan }
+
+// Plan returns no plan.
+func (*Stage) Plan(string) domain.SandboxPlan { return domain.SandboxPlan{} }
+
+// Rules returns none.
+func (*Stage) Rules() []domain.PathRule { return nil }
+
+// ConnectTCP returns none.
+func (*Stage) ConnectTCP() []uint16 { return nil }
+
+// Workspace returns "".
+func (*Stage) Workspace() string { return "" }
+
+// Run fails.
+func (*Stage) Run(context.Context, Target, []Attempt) (Report, error) {
+	return Report{}, unsupported()
+}
+
+func attempts() []Attempt { return nil }
+
+// Host does nothing.
+func Host() {}
