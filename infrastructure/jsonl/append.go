@@ -623,3 +623,70 @@ func appendEscape(b []byte, r rune) []byte {
 	}
 	return append(b, '\\', 'u', hexDigits[r>>12&15], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])
 }
+
+// VerifyItem is one thing that was verified: an attempt of the escape suite, or
+// an invariant.
+type VerifyItem struct {
+	Suite    string // "escape" or "invariants"
+	Class    string // of an attempt, "" for an invariant
+	Name     string
+	Property domain.Property // "" if it is about none
+	Verdict  string
+	Detail   string
+	Holds    bool
+}
+
+// AppendVerifyItem appends the item as one line of type "verify_item".
+func AppendVerifyItem(dst []byte, v VerifyItem) []byte {
+	start := len(dst)
+	o := object(append(dst, '{'))
+	o.str("type", "verify_item")
+	o.str("suite", v.Suite)
+	o.orNull("class", v.Class)
+	o.str("name", v.Name)
+	o.orNull("property", string(v.Property))
+	o.str("verdict", v.Verdict)
+	o.orNull("detail", v.Detail)
+	o.bool("holds", v.Holds)
+	return endLine(o, start)
+}
+
+// Verify is the outcome of a verification.
+type Verify struct {
+	Enforcer   string
+	ABI        int
+	Layers     []string
+	PlanDigest string
+	Properties []domain.PropertyStatus
+	// Verdicts counts the items by verdict, in the order of the list.
+	Verdicts []VerdictCount
+	Duration time.Duration
+	Error    string // why it does not hold, "" if it does
+}
+
+// VerdictCount is how many items have a verdict.
+type VerdictCount struct {
+	Verdict string
+	Count   int
+}
+
+// AppendVerify appends the outcome as one line of type "verify".
+func AppendVerify(dst []byte, v Verify) []byte {
+	start := len(dst)
+	o := object(append(dst, '{'))
+	o.str("type", "verify")
+	o.str("enforcer", v.Enforcer)
+	o.int("abi", int64(v.ABI))
+	o.strs("layers", v.Layers)
+	o.str("plan_digest", v.PlanDigest)
+	o.properties("properties", v.Properties)
+	o.open("verdicts", '{')
+	for _, c := range v.Verdicts {
+		o.int(c.Verdict, int64(c.Count))
+	}
+	o.close('}')
+	o.int("duration_ms", v.Duration.Milliseconds())
+	o.orNull("error", v.Error)
+	o.bool("holds", v.Error == "")
+	return endLine(o, start)
+}

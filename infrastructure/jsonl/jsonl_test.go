@@ -127,7 +127,7 @@ func TestNoStrayGoldenFiles(t *testing.T) {
 	for _, f := range files {
 		name := strings.TrimSuffix(filepath.Base(f), ".jsonl")
 		_, ok := samples[name]
-		require.True(t, ok || slices.Contains([]string{"plan", "plan_unconfined", "doctor", "demo", "explanation", "explanation_empty"}, name), "%s belongs to no test", f)
+		require.True(t, ok || slices.Contains([]string{"plan", "plan_unconfined", "doctor", "demo", "verify", "verify_item", "explanation", "explanation_empty"}, name), "%s belongs to no test", f)
 	}
 }
 
@@ -343,6 +343,18 @@ func undigested(t *testing.T, line []byte, plan domain.SandboxPlan) []byte {
 	digest := []byte(`"digest":"` + plan.Digest() + `"`)
 	require.Equal(t, 1, bytes.Count(line, digest))
 	return bytes.Replace(line, digest, []byte(`"digest":""`), 1)
+}
+
+func TestVerify(t *testing.T) {
+	golden(t, "verify_item", jsonl.AppendVerifyItem(nil, jsonl.VerifyItem{
+		Suite: "escape", Class: "unix sockets", Name: "docker-socket", Property: domain.PropertyUnixSockets, Verdict: "LEAKED", Detail: "it went\nthrough",
+	}))
+	golden(t, "verify", jsonl.AppendVerify(nil, jsonl.Verify{
+		Enforcer: "landlock+seccomp", ABI: 7, Layers: []string{"no_new_privs", "landlock"}, PlanDigest: "sha256:00",
+		Properties: []domain.PropertyStatus{{Property: domain.PropertyTCP, State: domain.StateEnforced, Mechanism: "Landlock ABI 4"}},
+		Verdicts:   []jsonl.VerdictCount{{Verdict: "held", Count: 255}, {Verdict: "LEAKED", Count: 1}},
+		Duration:   15 * time.Second, Error: "1 does not hold: docker-socket",
+	}))
 }
 
 func TestDoctor(t *testing.T) {

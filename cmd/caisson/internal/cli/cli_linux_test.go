@@ -2,8 +2,10 @@ package cli_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"encoding/xml"
 	"errors"
 	"io"
 	"net"
@@ -27,6 +29,7 @@ import (
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
 	"github.com/caisson-run/caisson/infrastructure/jsonl"
+	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/ports/portstest"
 	"github.com/caisson-run/caisson/tests/testkit"
@@ -34,8 +37,7 @@ import (
 
 func TestMain(m *testing.M) {
 	fakecli.Host()
-	testkit.DefaultSignals()
-	os.Exit(m.Run())
+	testkit.MainWithFake(m)
 }
 
 // bench is a place to run the program in.
@@ -50,7 +52,8 @@ type bench struct {
 	tty       *os.File  // instead of the buffer
 	env       string    // a variable that is set, beside the process's
 	compose   []composition.Option
-	real      bool // the real adapters, not the fakes
+	real      bool   // the real adapters, not the fakes
+	program   string // what the command takes itself to be, "" for this test
 }
 
 func newBench(t *testing.T) *bench {
@@ -98,7 +101,7 @@ func (b *bench) run(args ...string) result {
 	}
 	code := cli.Main(b.t.Context(), cli.Process{
 		Args: args, Stdin: b.stdin, Stdout: out, Stderr: &stderr, LookupEnv: lookup,
-		Signals: b.signals, Dir: b.workspace, NoDir: b.noDir, Executable: program, Compose: append(opts, b.compose...),
+		Signals: b.signals, Dir: b.workspace, NoDir: b.noDir, Executable: cmp.Or(b.program, program), Compose: append(opts, b.compose...),
 	})
 	return result{code, stdout.String(), stderr.String()}
 }
@@ -181,6 +184,10 @@ func TestBadInput(t *testing.T) {
 		"output":                 {args: run("--output", "xml", "x"), code: 2, says: []string{"--output", "xml", "json"}},
 		"plan with argument":     {args: []string{"plan", "--agent", "claude", "x"}, code: 2, says: []string{`"x"`}},
 		"doctor with argument":   {args: []string{"doctor", "x"}, code: 2, says: []string{`"x"`}},
+		"verify with argument":   {args: []string{"verify", "x"}, code: 2, says: []string{`"x"`}},
+		"verify nothing":         {args: []string{"verify", "--sandbox", "off"}, code: 2, says: []string{"--sandbox", "nothing to verify"}},
+		"verify unknown layer":   {args: []string{"verify", "--layers", "landlock,onion"}, code: 2, says: []string{"--layers", "onion", "seccomp"}},
+		"verify layer twice":     {args: []string{"verify", "--layers", "landlock,landlock"}, code: 2, says: []string{"--layers", "twice"}},
 		"exec nothing":           {args: []string{"exec"}, code: 125, says: []string{"no command"}},
 		"exec unknown flag":      {args: []string{"exec", "--frobnicate", "--", "true"}, code: 125, says: []string{"--frobnicate", `see "caisson exec --help"`}},
 		"exec unknown property":  {args: []string{"exec", "--waive", "gravity", "--", "true"}, code: 125, says: []string{"gravity", "filesystem"}},
@@ -668,6 +675,92 @@ func TestDoctor(t *testing.T) {
 	left, err := os.ReadDir(os.TempDir())
 	require.NoError(t, err)
 	require.Empty(t, left, "the doctor leaves nothing")
+}
+
+func TestVerify(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	t.Setenv("TMPDIR", t.TempDir())
+	b := newBench(t)
+	b.program = testkit.FakeProgram()
+	report := filepath.Join(b.workspace, "report.xml")
+	got := b.run("verify", "--json", "--junit", "report.xml", "--udp")
+	require.Equal(t, 0, got.code, "%s%s", got.stdout, got.stderr)
+	require.Empty(t, got.stderr)
+	lines := strings.Split(strings.TrimSpace(got.stdout), "\n")
+	verdicts, tests := map[string]int{}, 0
+	for _, line := range lines[:len(lines)-1] {
+		var item struct {
+			Type, Suite, Name, Verdict string
+			Holds                      bool
+		}
+		require.NoError(t, json.Unmarshal([]byte(line), &item))
+		require.Equal(t, "verify_item", item.Type)
+		require.True(t, item.Holds, line)
+		if item.Suite == "escape" {
+			verdicts[item.Verdict]++
+		}
+		tests++
+	}
+	var outcome struct {
+		Type     string
+		Holds    bool
+		ABI      int
+		Verdicts map[string]int
+	}
+	require.NoError(t, json.Unmarshal([]byte(lines[len(lines)-1]), &outcome))
+	require.Equal(t, "verify", outcome.Type)
+	require.True(t, outcome.Holds)
+	require.GreaterOrEqual(t, outcome.ABI, 6)
+	require.GreaterOrEqual(t, verdicts["held"], 140)
+	require.Positive(t, verdicts["granted by the plan"], "UDP")
+	for verdict, n := range outcome.Verdicts {
+		require.Equal(t, verdicts[verdict], n, verdict)
+	}
+	var junit struct {
+		Tests    int `xml:"tests,attr"`
+		Failures int `xml:"failures,attr"`
+	}
+	data, err := os.ReadFile(report)
+	require.NoError(t, err)
+	require.NoError(t, xml.Unmarshal(data, &junit))
+	require.Equal(t, tests, junit.Tests)
+	require.Zero(t, junit.Failures)
+	left, err := os.ReadDir(os.TempDir())
+	require.NoError(t, err)
+	require.Empty(t, left, "nothing is left")
+}
+
+// Without a layer it is red, and names what gets through.
+func TestVerifyIsRedWithoutALayer(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	b.program = testkit.FakeProgram()
+	got := b.run("verify", "--layers", "landlock,privileges", "--junit", "report.xml")
+	require.Equal(t, 1, got.code, "%s%s", got.stdout, got.stderr)
+	require.Contains(t, got.stdout, "does NOT hold")
+	for _, name := range []string{"udp-sendto", "docker-socket", "mptcp-connect", "shared-memory"} {
+		require.Regexp(t, `(?m)^LEAKED +`+name+` `, got.stdout)
+	}
+	require.NotRegexp(t, `(?m)^LEAKED +read-file `, got.stdout)
+	data, err := os.ReadFile(filepath.Join(b.workspace, "report.xml"))
+	require.NoError(t, err)
+	require.Contains(t, string(data), `<failure message="LEAKED`)
+}
+
+func TestVerifyWhereNothingCanBeEnforced(t *testing.T) {
+	testkit.NoLeaks(t)
+	for name, opt := range map[string]composition.Option{
+		"no Landlock":         composition.WithSandboxEnforcer(sandbox.New(sandbox.WithABI(0))),
+		"nothing is enforced": composition.WithAllowNative(),
+	} {
+		b := newBench(t)
+		b.program, b.compose = testkit.FakeProgram(), []composition.Option{opt}
+		got := b.run("verify")
+		require.Equal(t, 3, got.code, "%s: %s", name, got.stderr)
+		require.Empty(t, got.stdout)
+	}
 }
 
 // A proof that can only succeed is none.
