@@ -21,9 +21,11 @@ type launch struct {
 	o       *Orchestrator
 	req     OpenRequest
 	preview bool // change nothing
-	undo    undoStack
+	// terminal says that a person drives it, on a terminal.
+	terminal bool
+	undo     undoStack
 
-	adapter    ports.AgentAdapter
+	adapter    ports.AgentAdapter // nil for a command on a terminal
 	install    ports.AgentInstall
 	home       string // $HOME, canonical; "" if there is none
 	path       []string
@@ -304,6 +306,9 @@ func (l *launch) buildPlan(context.Context) error {
 			euid: os.Geteuid(), workspace: l.workspace, dirs: l.dirs, homePath: l.o.homePath(l.workspace),
 		})
 		preset = append(preset, l.git.rules...)
+		if l.terminal {
+			preset = append(preset, terminalRules()...)
+		}
 		rules = append(append(preset, l.fragment.Rules...), rules...)
 		if why := l.fragment.UDP; why != "" {
 			l.notes = append(l.notes, fmt.Sprintf("%s: UDP is allowed, to any host: %s", l.req.Agent, why))
@@ -315,7 +320,10 @@ func (l *launch) buildPlan(context.Context) error {
 			WithWaivers(l.fragment.Waivers...)
 	}
 	own := []string{l.dirs.State, l.dirs.Home, l.dirs.Temp}
-	programs := append(programsOf(l.req.Agent, l.install), l.o.ownProgram())
+	programs := []program{l.o.ownProgram()}
+	if l.adapter != nil {
+		programs = append(programsOf(l.req.Agent, l.install), programs...)
+	}
 	plan, err := l.o.completePlan(plan, policy, rules, own, programs)
 	if err != nil {
 		return err

@@ -17,9 +17,9 @@ import (
 	"github.com/caisson-run/caisson/ports"
 )
 
-// Config is what an [Orchestrator] is made of. Agents may be empty, and Clock,
-// Logger, Executable and Forget have a useful zero value; everything else is
-// required.
+// Config is what an [Orchestrator] is made of. Agents may be empty, and
+// Terminals, Clock, Logger, Executable and Forget have a useful zero value;
+// everything else is required.
 type Config struct {
 	// Agents are the adapters, at most one of a kind.
 	Agents   []ports.AgentAdapter
@@ -27,6 +27,8 @@ type Config struct {
 	Commands ports.CommandRunner
 	Records  ports.SessionRecords
 	Host     ports.Host
+	// Terminals starts terminal sessions; nil refuses them.
+	Terminals ports.TerminalSessionFactory
 	// Clock gives the time of events; nil is time.Now.
 	Clock func() time.Time
 	// Logger gets what goes wrong where nobody can be told by an error; nil
@@ -45,6 +47,7 @@ type Orchestrator struct {
 	agents     map[domain.AgentKind]ports.AgentAdapter
 	factory    ports.StructuredSessionFactory
 	commands   ports.CommandRunner
+	screens    ports.TerminalSessionFactory
 	records    ports.SessionRecords
 	host       ports.Host
 	clock      func() time.Time
@@ -52,9 +55,10 @@ type Orchestrator struct {
 	executable string
 	forget     bool
 
-	mu       sync.Mutex
-	sessions map[domain.SessionID]*Session
-	closed   bool
+	mu        sync.Mutex
+	sessions  map[domain.SessionID]*Session
+	terminals map[*Terminal]bool
+	closed    bool
 }
 
 // New returns an orchestrator. A part that is missing, or two adapters of one
@@ -70,9 +74,9 @@ func New(cfg Config) (*Orchestrator, error) {
 	}
 	o := &Orchestrator{
 		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
-		factory: cfg.Sessions, commands: cfg.Commands, records: cfg.Records, host: cfg.Host,
+		factory: cfg.Sessions, commands: cfg.Commands, records: cfg.Records, host: cfg.Host, screens: cfg.Terminals,
 		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget,
-		sessions: map[domain.SessionID]*Session{},
+		sessions: map[domain.SessionID]*Session{}, terminals: map[*Terminal]bool{},
 	}
 	for _, a := range cfg.Agents {
 		if a == nil || a.Kind() == "" {
@@ -183,15 +187,18 @@ func (o *Orchestrator) Plan(ctx context.Context, req OpenRequest) (Preview, erro
 	}, err
 }
 
-// Close closes every open session, and the orchestrator for new ones. It
+// Close closes every open session and terminal, and the orchestrator for new ones. It
 // returns when their process trees are gone, or when ctx ends, with its error;
 // then it can be called again. Closing twice is no error.
 func (o *Orchestrator) Close(ctx context.Context) error {
 	o.mu.Lock()
 	o.closed = true
-	open := make([]*Session, 0, len(o.sessions))
+	open := make([]interface{ Close(context.Context) error }, 0, len(o.sessions)+len(o.terminals))
 	for _, s := range o.sessions {
 		open = append(open, s)
+	}
+	for t := range o.terminals {
+		open = append(open, t)
 	}
 	o.mu.Unlock()
 	errs := make([]error, len(open))

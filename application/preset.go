@@ -112,6 +112,14 @@ func xdgEnv(home, temp string) []domain.EnvRule {
 	return env
 }
 
+// terminalRules grant a program on a terminal the name under which every
+// process finds its own. It is no way to the host's terminals: what it leads to
+// is the controlling terminal of whoever opens it. ioctl(2) on it is what job
+// control takes.
+func terminalRules() []domain.PathRule {
+	return rules(domain.AccessReadFile|domain.AccessWriteFile|domain.AccessIoctlDev, domain.Optional, "terminal", "/dev/tty")
+}
+
 // codingInput is what the coding preset depends on. All paths are canonical.
 type codingInput struct {
 	euid      int

@@ -46,6 +46,29 @@ type ExecRequest struct {
 	Stdio ports.Stdio
 }
 
+// TerminalRequest says what to run on a terminal of its own: a command, or with
+// Agent the agent's own interface.
+type TerminalRequest struct {
+	// Argv is the command and its arguments, found as by ExecRequest. Empty is
+	// $SHELL, or /bin/sh where that cannot be run. With Agent it must be empty.
+	Argv []string
+	// Agent is the agent, "" for a command. AgentBin and Model are as of
+	// OpenRequest.
+	Agent    domain.AgentKind
+	AgentBin string
+	Model    string
+	// Workspace is the absolute path of the directory that the program starts
+	// and works in. It is granted, as an agent's is.
+	Workspace string
+	// Policy adds to what the preset and the agent's adapter grant. A limit on
+	// idle time is refused: a person may think.
+	Policy Policy
+	// Sandbox says whether there must be one. The zero value is yes.
+	Sandbox SandboxMode
+	// Size is the terminal's size at the start.
+	Size ports.TerminalSize
+}
+
 // Policy is what a user adds to a preset. The zero value adds nothing. A policy
 // only widens: what the preset grants cannot be taken back with it.
 type Policy struct {

@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/application"
 	"github.com/caisson-run/caisson/infrastructure/process"
 	"github.com/caisson-run/caisson/infrastructure/session"
+	"github.com/caisson-run/caisson/infrastructure/terminal"
 	"github.com/caisson-run/caisson/ports"
 )
 
@@ -76,8 +77,8 @@ type Agents []ports.AgentAdapter
 // *application.Orchestrator, which it closes when the app stops (give the app
 // an fx.StopTimeout that leaves time for it), and the ports that the
 // orchestrator is made of: ports.SandboxEnforcer (not after [WithAllowNative]),
-// [Agents], ports.SessionRecords, ports.StructuredSessionFactory and
-// ports.CommandRunner. A decorator of one of these must stand at the root of
+// [Agents], ports.SessionRecords, ports.StructuredSessionFactory,
+// ports.TerminalSessionFactory and ports.CommandRunner. A decorator of one of these must stand at the root of
 // the app: in a module beside this one, and with fx.Replace of a concrete type,
 // it has no effect, and fx says nothing.
 func Module(opts ...Option) fx.Option {
@@ -94,6 +95,7 @@ func Module(opts ...Option) fx.Option {
 		provide = append(provide,
 			func(agents Agents) (ports.StructuredSessionFactory, error) { return s.sessions(nil, agents) },
 			func() ports.CommandRunner { return s.commands(nil) },
+			func() ports.TerminalSessionFactory { return s.terminals(nil) },
 		)
 	} else {
 		provide = append(provide,
@@ -105,6 +107,7 @@ func Module(opts ...Option) fx.Option {
 			},
 			s.sessions,
 			s.commands,
+			s.terminals,
 		)
 	}
 	return fx.Module("caisson", fx.Provide(provide...))
@@ -126,11 +129,18 @@ func (s settings) commands(e ports.SandboxEnforcer) ports.CommandRunner {
 	return process.NewSpawner(process.Config{Enforcer: e, AllowNative: e == nil})
 }
 
+// terminals makes the factory for terminals; without an enforcer one for native
+// programs.
+func (s settings) terminals(e ports.SandboxEnforcer) ports.TerminalSessionFactory {
+	return terminal.NewFactory(process.NewSpawner(process.Config{Enforcer: e, AllowNative: e == nil}), s.graces)
+}
+
 func (s settings) orchestrator(
-	life fx.Lifecycle, agents Agents, sessions ports.StructuredSessionFactory, commands ports.CommandRunner, records ports.SessionRecords,
+	life fx.Lifecycle, agents Agents, sessions ports.StructuredSessionFactory, commands ports.CommandRunner,
+	terminals ports.TerminalSessionFactory, records ports.SessionRecords,
 ) (*application.Orchestrator, error) {
 	o, err := application.New(application.Config{
-		Agents: agents, Sessions: sessions, Commands: commands, Records: records,
+		Agents: agents, Sessions: sessions, Commands: commands, Terminals: terminals, Records: records,
 		Host: ports.Host{LookupEnv: s.lookup}, Clock: s.clock, Logger: s.logger,
 	})
 	if err != nil {

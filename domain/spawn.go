@@ -2,6 +2,7 @@ package domain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -106,4 +107,22 @@ func (s ExitStatus) String() string {
 		return s.Signal
 	}
 	return fmt.Sprintf("exit %d", s.Code)
+}
+
+// MergeEnv returns an environment, as NAME=VALUE, of base with more added; of
+// one name the last counts.
+func MergeEnv(base, more []string) []string {
+	all := append(slices.Clip(base), more...)
+	last := make(map[string]int, len(all))
+	for i, s := range all {
+		name, _, _ := strings.Cut(s, "=")
+		last[name] = i
+	}
+	env := make([]string, 0, len(last))
+	for i, s := range all {
+		if name, _, _ := strings.Cut(s, "="); last[name] == i {
+			env = append(env, s)
+		}
+	}
+	return env
 }

@@ -139,3 +139,8 @@ func TestNothingSecretIsPrinted(t *testing.T) {
 	require.Equal(t, `"" (0 arguments) in "" with `, domain.SpawnLine{}.String())
 	require.Equal(t, "TOKEN", rule.String())
 }
+
+func TestMergeEnv(t *testing.T) {
+	require.Equal(t, []string{"B=2", "A=3", "C=4"}, domain.MergeEnv([]string{"A=1", "B=2"}, []string{"A=3", "C=4"}))
+	require.Equal(t, []string{"A=1"}, domain.MergeEnv([]string{"A=1"}, nil))
+}

@@ -22,6 +22,15 @@ type AgentAdapter interface {
 	NewParser(turn TurnRequest) Parser
 }
 
+// InteractiveAgent is an optional ability of an AgentAdapter: the agent's own
+// interface, which a person drives on a terminal.
+type InteractiveAgent interface {
+	// Interactive returns the line that runs the interface. Of the request the
+	// prompt and the conversation mean nothing. Env and Sandbox are as of
+	// AgentAdapter.Command, and there is no Stdin.
+	Interactive(turn TurnRequest) (domain.SpawnLine, error)
+}
+
 // Host is what an adapter may know of the orchestrator's own surroundings.
 type Host struct {
 	// LookupEnv returns a variable of the orchestrator's environment.

@@ -31,7 +31,7 @@ func BenchmarkSpawn(b *testing.B) {
 	line := domain.SpawnLine{Path: "/bin/true", Argv: []string{"true"}, Dir: "/", Env: []string{"PATH=/usr/bin"}}
 	spawn := func(spawner *Spawner, plan domain.SandboxPlan, keeper bool) {
 		line.Sandbox = plan
-		c, err := spawner.start(context.Background(), line, stdio{null, null, null}, keeper)
+		c, err := spawner.start(context.Background(), line, stdio{null, null, null}, startOptions{keeper: keeper})
 		if err != nil {
 			b.Fatal(err)
 		}

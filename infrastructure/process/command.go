@@ -97,7 +97,7 @@ func (s *Spawner) Run(ctx context.Context, line domain.SpawnLine, std ports.Stdi
 		}
 	}
 
-	c, err := s.start(ctx, line, files, false)
+	c, err := s.start(ctx, line, files, startOptions{})
 	if err != nil {
 		return ports.CommandResult{}, err
 	}

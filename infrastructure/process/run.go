@@ -173,7 +173,7 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 			return nil, stdioError(err)
 		}
 	}
-	r.child, err = s.start(ctx, spec.Line, files, true)
+	r.child, err = s.start(ctx, spec.Line, files, startOptions{keeper: true})
 	if err != nil {
 		return nil, err
 	}
@@ -413,17 +413,24 @@ func (r *Run) descend() {
 	r.waitExit(r.spec.Graces.Terminate)
 }
 
+// waitExit waits for the end of the main process, but not longer than d.
 func (r *Run) waitExit(d time.Duration) bool {
+	return awaitOr(r.exited, d, r.child.reapThreads)
+}
+
+// awaitOr waits for done to be closed, but not longer than d, and looks after
+// something from time to time meanwhile.
+func awaitOr(done <-chan struct{}, d time.Duration, look func()) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
-	look := time.NewTicker(threadLook / 10)
-	defer look.Stop()
+	every := time.NewTicker(threadLook / 10)
+	defer every.Stop()
 	for {
 		select {
-		case <-r.exited:
+		case <-done:
 			return true
-		case <-look.C:
-			r.child.reapThreads()
+		case <-every.C:
+			look()
 		case <-t.C:
 			return false
 		}

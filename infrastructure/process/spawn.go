@@ -97,10 +97,19 @@ func (v *supervision) end() error {
 	return errors.Join(err, <-v.ended)
 }
 
+// startOptions says how a child differs from one without a terminal and without
+// a keeper, which the zero value gives.
+type startOptions struct {
+	// keeper asks for a keeper where the confinement offers a kill group.
+	keeper bool
+	// terminal makes the file that becomes descriptor 0 the controlling terminal
+	// of the child's session.
+	terminal bool
+}
+
 // start starts the line. Confined children are still stopped when it returns:
-// resume lets them run. withKeeper asks for a keeper where the confinement
-// offers a kill group.
-func (s *Spawner) start(ctx context.Context, line domain.SpawnLine, files stdio, withKeeper bool) (*child, error) {
+// resume lets them run.
+func (s *Spawner) start(ctx context.Context, line domain.SpawnLine, files stdio, opts startOptions) (*child, error) {
 	if err := line.Validate(); err != nil {
 		return nil, err
 	}
@@ -112,18 +121,18 @@ func (s *Spawner) start(ctx context.Context, line domain.SpawnLine, files stdio,
 
 	switch {
 	case line.Sandbox.IsUnconfined():
-		return s.startNative(line, files, mark, line.Sandbox.Why())
+		return s.startNative(line, files, mark, opts, line.Sandbox.Why())
 	case s.cfg.Enforcer != nil:
-		return s.startConfined(ctx, line, files, mark, withKeeper)
+		return s.startConfined(ctx, line, files, mark, opts)
 	case s.cfg.AllowNative:
-		return s.startNative(line, files, mark, "no enforcer is configured, and native turns are allowed")
+		return s.startNative(line, files, mark, opts, "no enforcer is configured, and native turns are allowed")
 	}
 	return nil, domain.ErrNoEnforcer
 }
 
-func (s *Spawner) startNative(line domain.SpawnLine, files stdio, mark, why string) (*child, error) {
+func (s *Spawner) startNative(line domain.SpawnLine, files stdio, mark string, opts startOptions, why string) (*child, error) {
 	proc, err := os.StartProcess(line.Path, line.Argv, &os.ProcAttr{
-		Dir: line.Dir, Env: line.Env, Files: files[:], Sys: nativeAttr(),
+		Dir: line.Dir, Env: line.Env, Files: files[:], Sys: sessionLeader(opts),
 	})
 	if err != nil {
 		return nil, startError(line, err)

@@ -26,12 +26,15 @@ func warmUp() {
 	}
 }
 
-// nativeAttr makes the child a session leader without a terminal.
-func nativeAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+// sessionLeader makes the child the leader of a session of its own: without a
+// terminal, or with the one that its descriptor 0 is.
+func sessionLeader(opts startOptions) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true, Setctty: opts.terminal}
+}
 
 // startConfined starts the line on a throwaway thread, under its plan. The
 // child has not executed one instruction when it returns.
-func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, files stdio, mark string, withKeeper bool) (_ *child, err error) {
+func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, files stdio, mark string, opts startOptions) (_ *child, err error) {
 	conf, err := s.cfg.Enforcer.Prepare(ctx, line.Sandbox, line)
 	if err != nil {
 		return nil, err
@@ -44,7 +47,7 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 
 	var keep *keeper
 	group, canGroup := conf.(ports.KillGroup)
-	if withKeeper && canGroup {
+	if opts.keeper && canGroup {
 		ok, err := group.PrepareKillGroup()
 		if err != nil {
 			return nil, err
@@ -87,9 +90,10 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 				return &domain.SpawnError{Step: "close_range", Argv0: line.Path, Err: err}
 			}
 		}
+		attr := sessionLeader(opts)
+		attr.Ptrace = true
 		proc, err = os.StartProcess(line.Path, line.Argv, &os.ProcAttr{
-			Dir: line.Dir, Env: line.Env, Files: files[:],
-			Sys: &syscall.SysProcAttr{Setsid: true, Ptrace: true},
+			Dir: line.Dir, Env: line.Env, Files: files[:], Sys: attr,
 		})
 		if err != nil {
 			return startError(line, err)
@@ -185,6 +189,12 @@ func (c *child) resume() error {
 func (c *child) signalGroup(sig ports.Signal) {
 	// A group that is gone is the aim.
 	_ = unix.Kill(-c.proc.Pid, unix.Signal(sig))
+}
+
+// continueGroup lets the child's process group go on, if something stopped it.
+func (c *child) continueGroup() {
+	// A group that is gone is the aim.
+	_ = unix.Kill(-c.proc.Pid, unix.SIGCONT)
 }
 
 // signalMain signals the child alone, through its pidfd.

@@ -68,7 +68,7 @@ func TestConfinedChildIsBornStopped(t *testing.T) {
 	s := confinedSpawner()
 	for range 50 {
 		marker := filepath.Join(dir, "ran")
-		c, err := s.start(context.Background(), shLine(dir, testPlan(dir), ": > ran"), stdio{null, null, null}, true)
+		c, err := s.start(context.Background(), shLine(dir, testPlan(dir), ": > ran"), stdio{null, null, null}, startOptions{keeper: true})
 		require.NoError(t, err)
 		// It stops on its way out of the kernel, before its first instruction.
 		await(t, "the child's stop", func() bool { st, ok := readStat(c.proc.Pid); return ok && st.state == 'T' })

@@ -17,11 +17,11 @@ const nativeTree = domain.TreeNone
 
 func warmUp() {}
 
-func nativeAttr() *syscall.SysProcAttr { return nil }
+func sessionLeader(startOptions) *syscall.SysProcAttr { return nil }
 
 // startConfined refuses: there is no Landlock on this system. An enforcer that
 // can do without would still be refused here, which is the safe side.
-func (s *Spawner) startConfined(_ context.Context, line domain.SpawnLine, _ stdio, _ string, _ bool) (*child, error) {
+func (s *Spawner) startConfined(_ context.Context, line domain.SpawnLine, _ stdio, _ string, _ startOptions) (*child, error) {
 	return nil, notConfined(line)
 }
 
@@ -72,6 +72,8 @@ func (c *child) reapThreads() {}
 func (c *child) signalMain(sig ports.Signal) { _ = c.proc.Signal(syscall.Signal(sig)) }
 
 func (c *child) signalGroup(sig ports.Signal) { c.signalMain(sig) }
+
+func (c *child) continueGroup() {}
 
 // killTree ends nothing but what kill ends: the child.
 func (c *child) killTree() error { return nil }

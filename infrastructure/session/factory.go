@@ -224,7 +224,7 @@ func (s *Session) launch(ctx context.Context, request ports.TurnRequest) (*Turn,
 	if err != nil {
 		return nil, err
 	}
-	line.Env = mergeEnv(s.sandbox.Environ(s.factory.lookup), line.Env)
+	line.Env = domain.MergeEnv(s.sandbox.Environ(s.factory.lookup), line.Env)
 	line.Sandbox = s.sandbox
 	parser := s.adapter.NewParser(request)
 	run, err := s.factory.spawner.StartTurn(ctx, process.TurnSpec{
@@ -235,23 +235,6 @@ func (s *Session) launch(ctx context.Context, request ports.TurnRequest) (*Turn,
 		return nil, err
 	}
 	return &Turn{session: s, run: run, parser: parser}, nil
-}
-
-// mergeEnv returns base with more added; of one name the last counts.
-func mergeEnv(base, more []string) []string {
-	all := append(slices.Clip(base), more...)
-	last := make(map[string]int, len(all))
-	for i, s := range all {
-		name, _, _ := strings.Cut(s, "=")
-		last[name] = i
-	}
-	env := make([]string, 0, len(last))
-	for i, s := range all {
-		if name, _, _ := strings.Cut(s, "="); last[name] == i {
-			env = append(env, s)
-		}
-	}
-	return env
 }
 
 // adopt takes the conversation id that the agent gave.

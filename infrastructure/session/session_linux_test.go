@@ -271,11 +271,6 @@ func TestTheConfinementIsTriedAtTheOpening(t *testing.T) {
 	}
 }
 
-func TestMergeEnv(t *testing.T) {
-	require.Equal(t, []string{"B=2", "A=3", "C=4"}, mergeEnv([]string{"A=1", "B=2"}, []string{"A=3", "C=4"}))
-	require.Equal(t, []string{"A=1"}, mergeEnv([]string{"A=1"}, nil))
-}
-
 // A parser of ours that fails ends the turn with an error of ours.
 func TestParserFault(t *testing.T) {
 	testkit.NoLeaks(t)

@@ -239,6 +239,34 @@ func turnRequest() ports.TurnRequest {
 	}
 }
 
+func TestInteractive(t *testing.T) {
+	adapter, ok := claude.New().(ports.InteractiveAgent)
+	require.True(t, ok)
+	turn := turnRequest()
+	turn.Prompt, turn.ConversationID, turn.Model, turn.Install.Args = ports.Prompt{}, "", "sonnet", []string{"--first"}
+	line, err := adapter.Interactive(turn)
+	require.NoError(t, err)
+	require.Equal(t, domain.SpawnLine{
+		Path: "/opt/claude/claude",
+		Argv: []string{
+			"/opt/claude/claude", "--first", "--setting-sources", "user", "--strict-mcp-config", "--model", "sonnet", "--dangerously-skip-permissions",
+		},
+		Env: []string{
+			"CLAUDE_CONFIG_DIR=/s/state", "CLAUDE_CODE_TMPDIR=/s/temp", "DISABLE_AUTOUPDATER=1",
+			"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "IS_DEMO=1", "IS_SANDBOX=1",
+		},
+		Dir: "/w",
+	}, line)
+	turn.Confined = false
+	line, err = adapter.Interactive(turn)
+	require.NoError(t, err)
+	require.NotContains(t, strings.Join(append(line.Argv, line.Env...), " "), "dangerously")
+	require.NotContains(t, strings.Join(line.Env, " "), "IS_", "whether to trust the workspace is asked")
+	turn.Model = "--mcp-config=x"
+	_, err = adapter.Interactive(turn)
+	require.ErrorContains(t, err, "option")
+}
+
 func TestCommand(t *testing.T) {
 	adapter := claude.New()
 	t.Run("a new conversation, confined", func(t *testing.T) {

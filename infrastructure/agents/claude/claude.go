@@ -24,6 +24,8 @@ import (
 // safe for concurrent use.
 type Adapter struct{}
 
+var _ ports.InteractiveAgent = (*Adapter)(nil)
+
 // New returns the adapter.
 func New() ports.AgentAdapter { return &Adapter{} }
 

@@ -18,7 +18,10 @@ import (
 // value works.
 type Adapter struct{}
 
-var _ ports.AgentAdapter = (*Adapter)(nil)
+var (
+	_ ports.AgentAdapter     = (*Adapter)(nil)
+	_ ports.InteractiveAgent = (*Adapter)(nil)
+)
 
 // New returns the adapter.
 func New() *Adapter { return &Adapter{} }

@@ -261,6 +261,32 @@ func TestCommand(t *testing.T) {
 	}
 }
 
+func TestInteractive(t *testing.T) {
+	turn := ports.TurnRequest{
+		Install: ports.AgentInstall{Path: "/c", Args: []string{"--first"}, KeyEnv: "CODEX_API_KEY"},
+		Dirs:    ports.SessionDirs{State: "/s"}, Workspace: "/w", Model: "-m", Confined: true,
+	}
+	line, err := codex.New().Interactive(turn)
+	require.NoError(t, err)
+	require.Equal(t, []string{"CODEX_HOME=/s"}, line.Env)
+	require.Equal(t, "/w", line.Dir)
+	require.Nil(t, line.Stdin)
+	require.Equal(t, []string{"/c", "--first", "--disable"}, line.Argv[:3])
+	args := strings.Join(line.Argv, " ")
+	require.Contains(t, args, `env_key="CODEX_API_KEY"`)
+	require.Contains(t, args, `default_permissions="ext"`)
+	require.Contains(t, args, "--model=-m --ask-for-approval never")
+	require.NotContains(t, args, "exec")
+	turn.Confined = false
+	line, err = codex.New().Interactive(turn)
+	require.NoError(t, err)
+	require.NotContains(t, strings.Join(line.Argv, " "), "approval", "what it asks by itself it still asks")
+	turn.Install.BaseURL = "none"
+	_, err = codex.New().Interactive(turn)
+	var invalid *domain.InvalidError
+	require.ErrorAs(t, err, &invalid)
+}
+
 func TestCommandErrors(t *testing.T) {
 	good := ports.TurnRequest{Prompt: ports.Prompt{Text: "x"}, Install: ports.AgentInstall{Path: "/c"}, Resume: true, ConversationID: idA}
 	_, err := codex.New().Command(good)

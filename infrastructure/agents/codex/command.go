@@ -1,19 +1,25 @@
 package codex
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports"
 )
 
-// always are the arguments of every turn.
-var always = []string{
+// perTurn are the arguments of a turn, before those that it shares with the
+// interface on a terminal.
+var perTurn = []string{
 	"exec", "--json",
 	// The workspace need be no git repository.
 	"--skip-git-repo-check",
 	// Nothing that an agent can write decides what its next turn starts with.
 	"--ignore-user-config", "--ignore-rules",
+}
+
+// always are the arguments of every run.
+var always = []string{
 	// Otherwise a server that cannot be reached is tried for ever.
 	"--disable", "unbounded_connection_retries",
 	// Both contact other servers than the model's.
@@ -46,25 +52,9 @@ func (*Adapter) Command(turn ports.TurnRequest) (domain.SpawnLine, error) {
 			What: "prompt", Value: turn.Prompt.Text, Reason: "empty, and codex refuses that", Remedy: "say what is to be done",
 		}
 	}
-	base, _, _, err := endpoint(turn.Install)
+	argv, err := arguments(turn, perTurn)
 	if err != nil {
 		return domain.SpawnLine{}, err
-	}
-	key := turn.Install.KeyEnv
-	if key == "" {
-		key = envKey
-	}
-	argv := append([]string{turn.Install.Path}, turn.Install.Args...)
-	argv = append(argv, always...)
-	argv = append(argv,
-		"-c", `model_provider="`+provider+`"`,
-		"-c", `model_providers.`+provider+`={name="`+provider+`",base_url="`+base+`",env_key="`+key+`",wire_api="responses"}`)
-	if turn.Confined {
-		argv = append(argv, confined...)
-	}
-	if turn.Model != "" {
-		// In one argument, so that a name with a dash in front is no option.
-		argv = append(argv, "--model="+turn.Model)
 	}
 	if turn.Resume {
 		if !domain.IsUUID(turn.ConversationID) {
@@ -79,9 +69,53 @@ func (*Adapter) Command(turn ports.TurnRequest) (domain.SpawnLine, error) {
 	return domain.SpawnLine{
 		Path: turn.Install.Path,
 		Argv: append(argv, "-"),
-		Env:  []string{"CODEX_HOME=" + turn.Dirs.State},
+		Env:  environment(turn),
 		Dir:  turn.Workspace,
 		// Without KeepStdinOpen: Codex reads to the end of its input.
 		Stdin: []byte(turn.Prompt.Text),
 	}, nil
+}
+
+// Interactive returns the line of Codex's interface for a terminal. It cannot be
+// told to ignore its configuration, but what $CODEX_HOME has of that is as new
+// as the directory, and that of the workspace it takes only from one whom the
+// person at the terminal says to trust. In a confined run it does not ask before
+// it acts: the plan confines instead.
+func (*Adapter) Interactive(turn ports.TurnRequest) (domain.SpawnLine, error) {
+	argv, err := arguments(turn, nil)
+	if err != nil {
+		return domain.SpawnLine{}, err
+	}
+	if turn.Confined {
+		argv = append(argv, "--ask-for-approval", "never")
+	}
+	return domain.SpawnLine{Path: turn.Install.Path, Argv: argv, Env: environment(turn), Dir: turn.Workspace}, nil
+}
+
+// environment is what the agent needs beside the plan's.
+func environment(turn ports.TurnRequest) []string { return []string{"CODEX_HOME=" + turn.Dirs.State} }
+
+// arguments returns the arguments of a run up to those that only one way of
+// running has.
+func arguments(turn ports.TurnRequest, first []string) ([]string, error) {
+	base, _, _, err := endpoint(turn.Install)
+	if err != nil {
+		return nil, err
+	}
+	key := turn.Install.KeyEnv
+	if key == "" {
+		key = envKey
+	}
+	argv := slices.Concat([]string{turn.Install.Path}, turn.Install.Args, first, always)
+	argv = append(argv,
+		"-c", `model_provider="`+provider+`"`,
+		"-c", `model_providers.`+provider+`={name="`+provider+`",base_url="`+base+`",env_key="`+key+`",wire_api="responses"}`)
+	if turn.Confined {
+		argv = append(argv, confined...)
+	}
+	if turn.Model != "" {
+		// In one argument, so that a name with a dash in front is no option.
+		argv = append(argv, "--model="+turn.Model)
+	}
+	return argv, nil
 }

@@ -90,7 +90,7 @@ func (a *app) root() *cobra.Command {
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{fmt.Errorf("%w%s", err, seeHelp(cmd))} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.runCommand(), a.execCommand(), a.planCommand(), a.explainCommand(), a.doctorCommand(), a.demoCommand(), a.verifyCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand(), a.execCommand(), a.shellCommand(), a.planCommand(), a.explainCommand(), a.doctorCommand(), a.demoCommand(), a.verifyCommand(), a.versionCommand())
 	return root
 }
 
