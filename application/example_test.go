@@ -27,7 +27,7 @@ func Example() {
 			log.Fatal(err)
 		}
 	}
-	records, err := portstest.MemoryRecordsAt(filepath.Join(dir, "state"))
+	records, err := portstest.MemoryStoreAt(filepath.Join(dir, "state"))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func Example() {
 		Agents:   []ports.AgentAdapter{portstest.FakeAgent{AgentKind: "fake", Program: "/bin/cat"}},
 		Sessions: &portstest.FakeSessionFactory{},
 		Commands: &fakeRunner{},
-		Records:  records,
+		Store:    records,
 		Host:     ports.Host{LookupEnv: os.LookupEnv},
 	})
 	if err != nil {

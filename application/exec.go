@@ -36,7 +36,7 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 	// The temporary directory is one of the kind that sessions have: below the
 	// state, private, and removed in the same way.
 	defer func() {
-		removed := o.records.Remove(context.WithoutCancel(ctx), id)
+		removed := o.store.Remove(context.WithoutCancel(ctx), id)
 		if removed == nil {
 			return
 		}
@@ -47,7 +47,7 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 			result.CleanUp = removed
 		}
 	}()
-	dirs, err := o.records.Dirs(ctx, id)
+	dirs, err := o.store.Dirs(ctx, id)
 	if err != nil {
 		return ports.CommandResult{}, err
 	}
@@ -76,7 +76,7 @@ func (o *Orchestrator) PlanExec(ctx context.Context, req ExecRequest) (domain.Sa
 	if err := x.resolve(ctx); err != nil {
 		return domain.SandboxPlan{}, err
 	}
-	dirs, err := o.records.Paths(domain.SessionID(uuid.Nil.String()))
+	dirs, err := o.store.Paths(domain.SessionID(uuid.Nil.String()))
 	if err != nil {
 		return domain.SandboxPlan{}, err
 	}

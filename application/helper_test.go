@@ -39,7 +39,7 @@ func newRig(t *testing.T, change ...func(*application.Config)) *rig {
 	dir := realPath(t, t.TempDir())
 	r := &rig{
 		sessions:  &portstest.FakeSessionFactory{},
-		records:   &hookedRecords{MemoryRecords: portstest.NewMemoryRecords(t)},
+		records:   &hookedRecords{MemoryStore: portstest.NewMemoryStore(t)},
 		commands:  &fakeRunner{},
 		home:      filepath.Join(dir, "home"),
 		workspace: filepath.Join(dir, "home", "project"),
@@ -51,7 +51,7 @@ func newRig(t *testing.T, change ...func(*application.Config)) *rig {
 		Agents:   []ports.AgentAdapter{portstest.FakeAgent{AgentKind: "fake", Program: "/bin/cat"}},
 		Sessions: r.sessions,
 		Commands: r.commands,
-		Records:  r.records,
+		Store:    r.records,
 		Host: ports.Host{LookupEnv: func(name string) (string, bool) {
 			v, ok := r.env[name]
 			return v, ok
@@ -102,11 +102,13 @@ func (r *rig) left(t *testing.T) []string {
 
 // hookedRecords may fail at will.
 type hookedRecords struct {
-	*portstest.MemoryRecords
+	*portstest.MemoryStore
 	mu     sync.Mutex
 	dirs   error
 	save   error
 	remove error
+	append error // of events that are no finals
+	final  error // of all events
 	onLoad func()
 	saves  []domain.SessionRecord
 }
@@ -123,8 +125,30 @@ func (h *hookedRecords) get(field *error) error {
 	return *field
 }
 
+func (h *hookedRecords) Open(ctx context.Context, id domain.SessionID) (ports.SessionLog, error) {
+	log, err := h.MemoryStore.Open(ctx, id)
+	return hookedLog{SessionLog: log, h: h}, err
+}
+
+// hookedLog fails when its store is told to.
+type hookedLog struct {
+	ports.SessionLog
+	h *hookedRecords
+}
+
+func (l hookedLog) Append(ctx context.Context, e domain.Event) error {
+	_, final := e.Reply.(domain.Final)
+	if err := l.h.get(&l.h.append); err != nil && !final {
+		return err
+	}
+	if err := l.h.get(&l.h.final); err != nil {
+		return err
+	}
+	return l.SessionLog.Append(ctx, e)
+}
+
 func (h *hookedRecords) Dirs(ctx context.Context, id domain.SessionID) (ports.SessionDirs, error) {
-	dirs, err := h.MemoryRecords.Dirs(ctx, id)
+	dirs, err := h.MemoryStore.Dirs(ctx, id)
 	if failure := h.get(&h.dirs); failure != nil {
 		return ports.SessionDirs{}, failure
 	}
@@ -141,11 +165,11 @@ func (h *hookedRecords) Save(ctx context.Context, r domain.SessionRecord) error 
 	h.mu.Lock()
 	h.saves = append(h.saves, r)
 	h.mu.Unlock()
-	return h.MemoryRecords.Save(ctx, r)
+	return h.MemoryStore.Save(ctx, r)
 }
 
 func (h *hookedRecords) Load(ctx context.Context, id domain.SessionID) (domain.SessionRecord, error) {
-	r, err := h.MemoryRecords.Load(ctx, id)
+	r, err := h.MemoryStore.Load(ctx, id)
 	if h.onLoad != nil {
 		h.onLoad()
 	}
@@ -156,7 +180,7 @@ func (h *hookedRecords) Remove(ctx context.Context, id domain.SessionID) error {
 	if err := h.get(&h.remove); err != nil {
 		return err
 	}
-	return h.MemoryRecords.Remove(ctx, id)
+	return h.MemoryStore.Remove(ctx, id)
 }
 
 func (h *hookedRecords) lastSave() (domain.SessionRecord, int) {
@@ -230,6 +254,41 @@ func checkTurn(t *testing.T, events []domain.Event) {
 		_, final := e.Reply.(domain.Final)
 		require.Equal(t, i == len(events)-1, final, "event %d of %d is %T", i, len(events), e.Reply)
 	}
+}
+
+// replay returns what the log of a session has.
+func replay(t *testing.T, r *rig, id domain.SessionID) (events []domain.Event) {
+	t.Helper()
+	for e, err := range r.records.Replay(t.Context(), id, 1) {
+		require.NoError(t, err)
+		events = append(events, e)
+	}
+	return events
+}
+
+// checkLog checks what holds for every log: no gap, and one final per turn, last.
+func checkLog(t *testing.T, events []domain.Event) {
+	t.Helper()
+	var turn []domain.Event
+	for i, e := range events {
+		require.Equal(t, uint64(i+1), e.Seq)
+		turn = append(turn, e)
+		if _, ok := e.Reply.(domain.Final); ok {
+			checkTurn(t, turn)
+			turn = nil
+		}
+	}
+	require.Empty(t, turn, "a turn without a final")
+}
+
+// finals counts the finals of a turn.
+func finals(events []domain.Event, turn int) (n int) {
+	for _, e := range events {
+		if _, ok := e.Reply.(domain.Final); ok && e.Turn == turn {
+			n++
+		}
+	}
+	return n
 }
 
 func finalOf(t *testing.T, events []domain.Event) domain.Final {

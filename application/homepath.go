@@ -23,7 +23,7 @@ func (o *Orchestrator) homePath(avoid ...string) []string {
 		return nil
 	}
 	asSaid, _ := o.host.LookupEnv("HOME")
-	avoid = append(avoid, o.records.Root())
+	avoid = append(avoid, o.store.Root())
 	var granted []string
 	for _, entry := range o.path() {
 		// $HOME itself may have links in it: compare below it.

@@ -31,7 +31,7 @@ type launch struct {
 	path       []string
 	workspace  string
 	record     domain.SessionRecord // of the session to resume
-	unlock     func() error
+	log        ports.SessionLog
 	session    *domain.AgentSession
 	git        gitElsewhere
 	dirs       ports.SessionDirs
@@ -52,7 +52,7 @@ func (l *launch) run(ctx context.Context) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{
-		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, unlock: l.unlock,
+		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, log: l.log,
 		id: l.session.ID(), fresh: l.req.Resume == "",
 	}
 	return s, l.o.register(s)
@@ -104,13 +104,12 @@ func (l *launch) validate(ctx context.Context) error {
 	if l.o.forget {
 		return &domain.InvalidError{What: "session", Value: string(id), Reason: "this orchestrator keeps no sessions", Remedy: "open a new one"}
 	}
-	if l.record, err = l.o.records.Load(ctx, id); err != nil {
+	if l.record, err = l.o.store.Load(ctx, id); err != nil {
 		return err
 	}
-	if l.record.ConversationID == "" {
-		return &domain.InvalidError{
-			What: "session", Value: string(id), Reason: "its agent never named a conversation, so there is nothing to go on with",
-			Remedy: "open a new session",
+	if l.record.Live == nil { // otherwise the log may know more
+		if err := l.resumable(); err != nil {
+			return err
 		}
 	}
 	if l.req.Agent == "" {
@@ -120,6 +119,17 @@ func (l *launch) validate(ctx context.Context) error {
 		l.req.Workspace = l.record.Workspace
 	}
 	return nil
+}
+
+// resumable refuses a session without a conversation.
+func (l *launch) resumable() error {
+	if l.record.ConversationID != "" {
+		return nil
+	}
+	return &domain.InvalidError{
+		What: "session", Value: string(l.record.ID), Reason: "its agent never named a conversation, so there is nothing to go on with",
+		Remedy: "open a new session",
+	}
 }
 
 // resolveAgent is step 2. It reads files and runs nothing.
@@ -176,7 +186,7 @@ func canonicalDir(what, path string) (string, error) {
 // unfitWorkspace says why a directory must not be granted to an agent for
 // writing, "" if it may.
 func (o *Orchestrator) unfitWorkspace(dir, home string) string {
-	root := o.records.Root()
+	root := o.store.Root()
 	switch {
 	case dir == filepath.Dir(dir):
 		return "the root of the file system"
@@ -250,20 +260,25 @@ func (l *launch) resolveConversation(ctx context.Context) error {
 	if l.req.Resume == "" {
 		// Before the steps that make something: one that fails may have made a
 		// part of it.
-		l.undo.push(func(ctx context.Context) error { return l.o.records.Remove(ctx, id) })
+		l.undo.push(func(ctx context.Context) error { return l.o.store.Remove(ctx, id) })
 	}
 	var err error
-	if l.unlock, err = l.o.records.Lock(ctx, id); err != nil {
+	if l.log, err = l.o.store.Open(ctx, id); err != nil {
 		return err
 	}
-	l.undo.push(func(context.Context) error { return l.unlock() })
+	l.undo.push(func(context.Context) error { return l.log.Close() })
 	if l.req.Resume == "" {
 		l.record.ID = id
 		return nil
 	}
-	// Whoever had the session open until now has saved it since step 1.
-	l.record, err = l.o.records.Load(ctx, id)
-	return err
+	// Whoever had the session open until now has saved it since step 1, or died.
+	if l.record, err = l.o.store.Load(ctx, id); err != nil {
+		return err
+	}
+	if l.record, err = l.o.recover(ctx, l.log, l.record); err != nil {
+		return err
+	}
+	return l.resumable()
 }
 
 // makeDirs is step 5a: the session's private directories.
@@ -273,10 +288,10 @@ func (l *launch) makeDirs(ctx context.Context) (err error) {
 		if id == "" {
 			id = domain.SessionID(uuid.Nil.String())
 		}
-		l.dirs, err = l.o.records.Paths(id)
+		l.dirs, err = l.o.store.Paths(id)
 		return err
 	}
-	l.dirs, err = l.o.records.Dirs(ctx, l.record.ID)
+	l.dirs, err = l.o.store.Dirs(ctx, l.record.ID)
 	return err
 }
 
@@ -358,7 +373,7 @@ func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rule
 	if err := plan.WithRules(rules...).Validate(); err != nil {
 		return domain.SandboxPlan{}, err
 	}
-	root := o.records.Root()
+	root := o.store.Root()
 	resolved, err := resolveRules(rules, func(path string) bool { return covers(root, path) })
 	if err != nil {
 		return domain.SandboxPlan{}, err
@@ -386,6 +401,8 @@ func (l *launch) launchStructured(ctx context.Context) (err error) {
 		return err
 	}
 	l.undo.push(l.structured.Close)
+	l.session.OpenedWith(l.log.Epoch())
+	l.session.Touched(l.o.now())
 	return l.session.Ready()
 }
 
@@ -394,5 +411,5 @@ func (l *launch) save(ctx context.Context) error {
 	if l.o.forget {
 		return nil
 	}
-	return l.o.records.Save(ctx, l.session.Record())
+	return l.o.store.Save(ctx, l.session.Record())
 }

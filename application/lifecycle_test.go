@@ -23,7 +23,7 @@ import (
 func TestNewRefuses(t *testing.T) {
 	good := application.Config{
 		Agents:   []ports.AgentAdapter{portstest.FakeAgent{AgentKind: "a"}},
-		Sessions: &portstest.FakeSessionFactory{}, Commands: &fakeRunner{}, Records: portstest.NewMemoryRecords(t),
+		Sessions: &portstest.FakeSessionFactory{}, Commands: &fakeRunner{}, Store: portstest.NewMemoryStore(t),
 		Host: ports.Host{LookupEnv: os.LookupEnv},
 	}
 	o, err := application.New(good)
@@ -32,7 +32,7 @@ func TestNewRefuses(t *testing.T) {
 	for want, change := range map[string]func(*application.Config){
 		"session factory":         func(c *application.Config) { c.Sessions = nil },
 		"command runner":          func(c *application.Config) { c.Commands = nil },
-		"session records":         func(c *application.Config) { c.Records = nil },
+		"session store":           func(c *application.Config) { c.Store = nil },
 		"host environment":        func(c *application.Config) { c.Host.LookupEnv = nil },
 		"two adapters":            func(c *application.Config) { c.Agents = append(c.Agents, portstest.FakeAgent{AgentKind: "a"}) },
 		"an adapter without a ki": func(c *application.Config) { c.Agents = []ports.AgentAdapter{portstest.FakeAgent{}} },
@@ -63,7 +63,7 @@ func TestResolveAgent(t *testing.T) {
 func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 	ctrl := gomock.NewController(t)
 	adapter, factory, inner := portsmock.NewAgentAdapter(ctrl), portsmock.NewStructuredSessionFactory(ctrl), portsmock.NewStructuredSession(ctrl)
-	records := portsmock.NewSessionRecords(ctrl)
+	records := portsmock.NewSessionStore(ctrl)
 	root := realPath(t, t.TempDir())
 	workspace := realPath(t, t.TempDir())
 	dirs := ports.SessionDirs{State: mkdir(t, root, "s"), Home: mkdir(t, root, "h"), Temp: mkdir(t, root, "t"), Spool: mkdir(t, root, "sp")}
@@ -76,10 +76,11 @@ func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 	adapter.EXPECT().Kind().Return(domain.AgentKind("mock")).AnyTimes()
 	records.EXPECT().Root().Return(root).AnyTimes()
 
-	unlocked := 0
+	log := portsmock.NewSessionLog(ctrl)
+	log.EXPECT().Epoch().Return(uint64(5)).AnyTimes()
 	gomock.InOrder(
 		adapter.EXPECT().Resolve("hint", gomock.Any()).Return(install, nil),
-		records.EXPECT().Lock(gomock.Any(), gomock.Any()).Return(func() error { unlocked++; return nil }, nil),
+		records.EXPECT().Open(gomock.Any(), gomock.Any()).Return(log, nil),
 		records.EXPECT().Dirs(gomock.Any(), gomock.Any()).Return(dirs, nil),
 		adapter.EXPECT().Needs(install, dirs, gomock.Any()).Return(fragment, nil),
 		factory.EXPECT().Start(gomock.Any(), gomock.Any(), gomock.Any()).DoAndReturn(
@@ -100,17 +101,16 @@ func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 			require.Equal(t, workspace, r.Workspace)
 			require.NotEmpty(t, r.PlanDigest)
 			require.Zero(t, r.Turns)
+			require.Equal(t, uint64(5), r.Epoch)
 			return nil
 		}),
 		// Closing it unused takes it all back.
 		inner.EXPECT().Close(gomock.Any()),
-		records.EXPECT().Remove(gomock.Any(), gomock.Any()).DoAndReturn(func(context.Context, domain.SessionID) error {
-			require.Zero(t, unlocked)
-			return nil
-		}),
+		records.EXPECT().Remove(gomock.Any(), gomock.Any()),
+		log.EXPECT().Close(),
 	)
 	o, err := application.New(application.Config{
-		Agents: []ports.AgentAdapter{adapter}, Sessions: factory, Commands: &fakeRunner{}, Records: records,
+		Agents: []ports.AgentAdapter{adapter}, Sessions: factory, Commands: &fakeRunner{}, Store: records,
 		Host: ports.Host{LookupEnv: func(string) (string, bool) { return "", false }},
 	})
 	require.NoError(t, err)
@@ -121,7 +121,6 @@ func TestOpenGoesThroughItsStepsInOrder(t *testing.T) {
 	require.True(t, domain.IsUUID(string(s.ID())))
 	require.Equal(t, byte('7'), s.ID()[14], "version 7")
 	require.NoError(t, s.Close(t.Context()))
-	require.Equal(t, 1, unlocked)
 }
 
 // TestWhatAnotherProcessHasOpenIsRefused: the records are what processes share.
@@ -129,11 +128,11 @@ func TestWhatAnotherProcessHasOpenIsRefused(t *testing.T) {
 	r := newRig(t)
 	s := r.open(t)
 	play(t, s, "say hello")
-	_, err := r.records.Lock(t.Context(), s.ID())
+	_, err := r.records.MemoryStore.Open(t.Context(), s.ID())
 	require.ErrorIs(t, err, domain.ErrBusy, "an open session is locked")
 	require.NoError(t, s.Close(t.Context()))
 
-	unlock, err := r.records.Lock(t.Context(), s.ID())
+	log, err := r.records.MemoryStore.Open(t.Context(), s.ID())
 	require.NoError(t, err, "a closed one is not")
 	_, err = r.Open(t.Context(), application.OpenRequest{Resume: s.ID()})
 	var busy *domain.BusyError
@@ -144,7 +143,7 @@ func TestWhatAnotherProcessHasOpenIsRefused(t *testing.T) {
 	_, err = r.Plan(t.Context(), application.OpenRequest{Resume: s.ID()})
 	require.NoError(t, err, "a look is free")
 
-	require.NoError(t, unlock())
+	require.NoError(t, log.Close())
 	r.records.set(&r.records.dirs, errors.New("broken"))
 	_, err = r.Open(t.Context(), application.OpenRequest{Resume: s.ID()})
 	require.ErrorContains(t, err, "broken")
@@ -583,7 +582,7 @@ func TestWritableGrants(t *testing.T) {
 	r = &rig{Orchestrator: nil, records: r.records, home: r.home, workspace: r.workspace, env: r.env, sessions: r.sessions}
 	o, err := application.New(application.Config{
 		Agents:   []ports.AgentAdapter{installedAgent{ports.AgentInstall{Path: agent, Files: []string{agent}, Dirs: []string{agentDir}}}},
-		Sessions: r.sessions, Commands: &fakeRunner{}, Records: r.records, Executable: caisson,
+		Sessions: r.sessions, Commands: &fakeRunner{}, Store: r.records, Executable: caisson,
 		Host: ports.Host{LookupEnv: func(name string) (string, bool) { v, ok := r.env[name]; return v, ok }},
 	})
 	require.NoError(t, err)

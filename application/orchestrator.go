@@ -25,7 +25,7 @@ type Config struct {
 	Agents   []ports.AgentAdapter
 	Sessions ports.StructuredSessionFactory
 	Commands ports.CommandRunner
-	Records  ports.SessionRecords
+	Store    ports.SessionStore
 	Host     ports.Host
 	// Terminals starts terminal sessions; nil refuses them.
 	Terminals ports.TerminalSessionFactory
@@ -48,7 +48,7 @@ type Orchestrator struct {
 	factory    ports.StructuredSessionFactory
 	commands   ports.CommandRunner
 	screens    ports.TerminalSessionFactory
-	records    ports.SessionRecords
+	store      ports.SessionStore
 	host       ports.Host
 	clock      func() time.Time
 	log        *slog.Logger
@@ -66,7 +66,7 @@ type Orchestrator struct {
 func New(cfg Config) (*Orchestrator, error) {
 	for what, missing := range map[string]bool{
 		"session factory": cfg.Sessions == nil, "command runner": cfg.Commands == nil,
-		"session records": cfg.Records == nil, "host environment": cfg.Host.LookupEnv == nil,
+		"session store": cfg.Store == nil, "host environment": cfg.Host.LookupEnv == nil,
 	} {
 		if missing {
 			return nil, &domain.InvalidError{What: what, Reason: "missing", Remedy: "set it in application.Config"}
@@ -74,7 +74,7 @@ func New(cfg Config) (*Orchestrator, error) {
 	}
 	o := &Orchestrator{
 		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
-		factory: cfg.Sessions, commands: cfg.Commands, records: cfg.Records, host: cfg.Host, screens: cfg.Terminals,
+		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals,
 		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget,
 		sessions: map[domain.SessionID]*Session{}, terminals: map[*Terminal]bool{},
 	}

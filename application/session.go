@@ -21,14 +21,16 @@ type Session struct {
 	o          *Orchestrator
 	structured ports.StructuredSession
 	plan       domain.SandboxPlan
-	unlock     func() error
+	log        ports.SessionLog
 	id         domain.SessionID
 	fresh      bool // opened as a new session
 
 	mu      sync.Mutex
 	agent   *domain.AgentSession
-	current *Turn // nil between turns
-	stopped bool  // closed, and nothing runs any more
+	current *Turn         // nil between turns
+	stopped bool          // closed, and nothing runs any more
+	readers int           // of turns' events
+	owed    *domain.Event // a final that could not be put into the log yet
 
 	// storing is held while the record is written or removed, so that no write
 	// overtakes another.
@@ -59,8 +61,8 @@ func (s *Session) record() domain.SessionRecord {
 }
 
 // Send starts a turn with the prompt. ctx governs the whole turn: when it ends,
-// the turn is cancelled. The turn is in progress until its events have been read
-// to their end, left, or the session is closed; a second Send meanwhile gets
+// the turn is cancelled. The turn is in progress until its final is recorded,
+// whether anybody reads its events or not; a second Send meanwhile gets
 // domain.ErrTurnInProgress, one after Close domain.ErrClosed. An empty prompt,
 // one of nothing but white space and one above MaxPrompt give a
 // *domain.InvalidError; a plan whose paths lead elsewhere by now, a
@@ -83,7 +85,10 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	}
 	start := s.o.now()
 	var inner ports.Turn
-	if err = s.checkPlan(); err == nil {
+	if err = s.payFinal(ctx); err == nil {
+		err = s.checkPlan()
+	}
+	if err == nil {
 		inner, err = s.structured.Send(ctx, ports.Prompt{Text: prompt})
 	}
 	s.mu.Lock()
@@ -99,7 +104,11 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 		inner.Cancel(errSessionClosed)
 		return nil, fmt.Errorf("session %s: %w", s.id, domain.ErrClosed)
 	}
-	s.current = &Turn{session: s, inner: inner, ctx: ctx, number: number, start: start, rest: make(chan domain.Event, 1)}
+	s.current = &Turn{
+		session: s, inner: inner, ctx: ctx, number: number, start: start, first: s.agent.NextSeq(),
+		feed: newFeed(), begun: make(chan struct{}), done: make(chan struct{}),
+	}
+	go s.current.record()
 	return s.current, nil
 }
 
@@ -152,22 +161,32 @@ func (s *Session) SendBlocking(ctx context.Context, prompt string) (domain.Final
 }
 
 // Close ends the session: it cancels a running turn and returns when its process
-// tree is gone, or when ctx ends, with its error; then it can be called again.
-// A reader of the turn's events gets to their end, and only then the session is
-// free to be resumed. Nothing is kept of a session that never ran a turn.
-// Closing twice is no error.
+// tree is gone and its final recorded, or when ctx ends, with its error; then it
+// can be called again. Then the session is free to be resumed; a reader of the
+// turn's events gets to their end all the same. Nothing is kept of a session that
+// never ran a turn. Closing twice is no error.
 func (s *Session) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.agent.Close()
 	turn := s.current
 	s.mu.Unlock()
-	unread := turn != nil && turn.reader.CompareAndSwap(nobody, closing)
-	err := s.structured.Close(ctx)
+	var err error
+	if turn != nil {
+		turn.Cancel(errSessionClosed)
+		// What the session below would give up unread must have its reader.
+		err = await(ctx, turn.begun)
+	}
+	if err == nil {
+		err = s.structured.Close(ctx)
+	}
+	if err == nil && turn != nil {
+		err = await(ctx, turn.done)
+	}
 	s.mu.Lock()
 	s.stopped = s.stopped || err == nil
 	s.mu.Unlock()
-	if unread {
-		err = errors.Join(err, turn.finishUnread())
+	if err == nil && turn != nil && !turn.taken.Load() {
+		err = turn.err // nobody else will be told
 	}
 	if err = errors.Join(err, s.settleIfLast(ctx)); err != nil {
 		return fmt.Errorf("close session %s: %w", s.id, err)
@@ -175,31 +194,41 @@ func (s *Session) Close(ctx context.Context) error {
 	return nil
 }
 
-// settleIfLast does what is to be done when nothing runs in the closed session
-// and nobody reads from it any more: it writes the record a last time, or
-// removes what is not to be kept, and lets the session be resumed.
+// await returns when the channel is closed, or ctx ends, with its error.
+func await(ctx context.Context, c <-chan struct{}) error {
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// settleIfLast does what is to be done when nothing runs in the closed session:
+// it writes the record a last time, or removes what is not to be kept, which
+// waits for those who read it, and lets the session be resumed.
 func (s *Session) settleIfLast(ctx context.Context) error {
 	s.storing.Lock()
 	defer s.storing.Unlock()
 	s.mu.Lock()
-	last := s.stopped && s.current == nil && !s.settled
-	r := s.agent.Record()
+	last := s.stopped && s.current == nil && !s.settled && (s.readers == 0 || !s.o.forget)
+	turns := s.agent.Turns()
 	s.mu.Unlock()
 	if !last {
 		return nil
 	}
 	var err error
-	if s.o.forget || s.fresh && r.Turns == 0 {
-		err = s.o.records.Remove(context.WithoutCancel(ctx), s.id)
+	if s.o.forget || s.fresh && turns == 0 {
+		err = s.o.store.Remove(context.WithoutCancel(ctx), s.id)
 	} else {
-		err = s.o.records.Save(context.WithoutCancel(ctx), r)
+		err = s.write(ctx)
 	}
 	if err != nil {
 		return err
 	}
 	s.settled = true
 	s.o.release(s.id)
-	return s.unlock()
+	return s.log.Close()
 }
 
 // save writes the record as it is now.
@@ -209,10 +238,58 @@ func (s *Session) save(ctx context.Context) error {
 	if s.o.forget || s.settled {
 		return nil
 	}
-	if err := s.o.records.Save(ctx, s.record()); err != nil {
+	return s.write(ctx)
+}
+
+// write writes the record, after the log that it sums up. The end of a turn's
+// context must not stop it. The caller holds storing.
+func (s *Session) write(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
+	err := s.payFinal(ctx)
+	if err == nil {
+		err = s.log.Sync(ctx)
+	}
+	if err == nil {
+		s.mu.Lock()
+		s.agent.Touched(s.o.now())
+		r := s.agent.Record()
+		s.mu.Unlock()
+		err = s.o.store.Save(ctx, r)
+	}
+	if err != nil {
 		return fmt.Errorf("record session %s: %w", s.id, err)
 	}
 	return nil
+}
+
+// payFinal puts a final into the log that did not fit when it came.
+func (s *Session) payFinal(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.owed == nil {
+		return nil
+	}
+	if err := s.log.Append(ctx, *s.owed); err != nil {
+		return err
+	}
+	s.owed = nil
+	return nil
+}
+
+// reading counts who reads a turn's events.
+func (s *Session) reading(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readers += n
+}
+
+// started takes note of the turn that runs, so that another process finds what
+// is left of it after our death.
+func (s *Session) started(ctx context.Context, process domain.ProcessIdentity) error {
+	s.mu.Lock()
+	s.agent.TurnStarted(process)
+	s.mu.Unlock()
+	return s.save(ctx)
 }
 
 // adoptFirst takes the conversation's id if there was none yet, and reports
@@ -227,29 +304,43 @@ func (s *Session) adoptFirst(id string) bool {
 	return true
 }
 
-// stamp gives an event its place in the session.
-func (s *Session) stamp(turn int, reply domain.ReplyEvent) domain.Event {
+// append gives an event its place in the session, in the log.
+func (s *Session) append(ctx context.Context, turn int, reply domain.ReplyEvent) (domain.Event, error) {
 	now := s.o.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return domain.Event{Seq: s.agent.NextSeq(), Session: s.id, Turn: turn, Time: now, Agent: s.agent.Kind(), Reply: reply}
+	e := domain.Event{Seq: s.agent.NextSeq(), Session: s.id, Turn: turn, Time: now, Agent: s.agent.Kind(), Reply: reply}
+	err := s.log.Append(context.WithoutCancel(ctx), e)
+	if err == nil {
+		s.agent.Recorded(e.Seq)
+	}
+	return e, err
 }
 
-// finishTurn ends the turn in the session's state.
-func (s *Session) finishTurn(final domain.Final, announced string) error {
-	id := final.ConversationID
-	for _, other := range []string{announced, s.structured.ConversationID()} {
-		if id == "" {
-			id = other
-		}
+// finishTurn ends the turn: in the log, in the session's state, and in its
+// record. The final that it returns is right also if there is an error.
+func (s *Session) finishTurn(ctx context.Context, turn int, final domain.Final) (domain.Event, error) {
+	e, err := s.append(ctx, turn, final)
+	if err != nil && final.Text != "" {
+		// A short one may fit. The text is in the log in its own event, or was not
+		// to be kept.
+		final.Text = ""
+		e, err = s.append(ctx, turn, final)
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	if err != nil {
+		// Its number is given out, and goes to no other event.
+		s.owed = &e
+		s.agent.Recorded(e.Seq)
+	}
 	// An agent that went on with another conversation than it was told to has
 	// failed; the session stays with its own.
 	if final.Error == nil || final.Error.Class != domain.ErrorClassConversation {
-		s.agent.AdoptConversation(id)
+		s.agent.AdoptConversation(final.ConversationID)
 	}
-	s.current = nil
-	return s.agent.FinishTurn(final)
+	err = errors.Join(err, s.agent.FinishTurn(final))
+	s.current = nil // together with the state: now the next turn may start
+	s.mu.Unlock()
+	// Saving puts the final into the log first, or fails.
+	return e, errors.Join(err, s.save(ctx), s.settleIfLast(ctx))
 }

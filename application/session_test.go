@@ -166,7 +166,16 @@ func TestLeavingEarlyCancelsAndTheSessionGoesOn(t *testing.T) {
 	}
 	events := play(t, s, "say next")
 	require.Equal(t, 2, events[0].Turn)
-	require.Equal(t, uint64(2), events[0].Seq, "one event was given out before")
+	var before []domain.Event
+	for e, err := range r.records.Replay(t.Context(), s.ID(), 1) {
+		require.NoError(t, err)
+		if e.Turn == 1 {
+			before = append(before, e)
+		}
+	}
+	checkTurn(t, before)
+	require.Equal(t, domain.OutcomeCancelled, finalOf(t, before).Outcome)
+	require.Equal(t, before[len(before)-1].Seq+1, events[0].Seq)
 }
 
 func TestLeavingAtTheConversationKeepsIt(t *testing.T) {
@@ -203,7 +212,7 @@ func TestAPanicOfTheReaderEndsTheTurn(t *testing.T) {
 func TestCancel(t *testing.T) {
 	why := errors.New("enough")
 	deadline := func(ctx context.Context) (context.Context, context.CancelFunc) {
-		return context.WithTimeout(ctx, 20*time.Millisecond)
+		return context.WithTimeout(ctx, 100*time.Millisecond)
 	}
 	for name, c := range map[string]struct {
 		ctx     func(context.Context) (context.Context, context.CancelFunc)
@@ -259,7 +268,7 @@ func TestCancel(t *testing.T) {
 func timeout(cause error) func(context.Context) (context.Context, context.CancelFunc) {
 	return func(ctx context.Context) (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithCancelCause(ctx)
-		timer := time.AfterFunc(20*time.Millisecond, func() { cancel(cause) })
+		timer := time.AfterFunc(100*time.Millisecond, func() { cancel(cause) })
 		return ctx, func() { timer.Stop(); cancel(nil) }
 	}
 }
@@ -333,28 +342,35 @@ func TestAnotherConversationThanAskedForIsNotAdopted(t *testing.T) {
 
 func TestARecordThatCannotBeSavedIsAnErrorAfterTheFinal(t *testing.T) {
 	r := newRig(t)
-	s := r.open(t)
 	full := errors.New("no space left on device")
-	r.records.set(&r.records.save, full)
-	turn, err := s.Send(t.Context(), "say hello")
-	require.NoError(t, err)
-	events, errs := collect(turn)
+	r.sessions.Play = func(ctx context.Context, turn portstest.FakeTurn) portstest.FakeEnd {
+		require.Eventually(t, func() bool {
+			record, err := r.records.MemoryStore.Load(context.Background(), turn.Spec.ID)
+			return err == nil && record.Live != nil && record.Live.Turn == len(turn.History)+1 && record.ConversationID != ""
+		}, 10*time.Second, time.Millisecond, "the turn's start is recorded")
+		end := portstest.PlayPrompt(ctx, turn)
+		r.records.set(&r.records.save, full)
+		return end
+	}
+	s := r.open(t)
+	begin := func() *application.Turn {
+		r.records.set(&r.records.save, nil)
+		turn, err := s.Send(t.Context(), "say hello")
+		require.NoError(t, err)
+		return turn
+	}
+	events, errs := collect(begin())
 	checkTurn(t, events)
 	require.Equal(t, domain.OutcomeCompleted, finalOf(t, events).Outcome)
 	require.Len(t, errs, 1)
 	require.ErrorIs(t, errs[0], full)
-	require.Contains(t, r.log.String(), "could not be saved yet")
 
 	// A reader that leaves cannot be told.
-	turn, err = s.Send(t.Context(), "hang")
-	require.NoError(t, err)
-	for range turn.Events() {
+	for range begin().Events() {
 		break
 	}
-	require.Contains(t, r.log.String(), "the end of a turn that its reader left could not be saved")
-	turn, err = s.Send(t.Context(), "say hello")
-	require.NoError(t, err)
-	for e := range turn.Events() {
+	require.Contains(t, r.log.String(), "a fault of a turn that its reader left")
+	for e := range begin().Events() {
 		if _, ok := e.Reply.(domain.Final); ok {
 			break
 		}
@@ -364,7 +380,68 @@ func TestARecordThatCannotBeSavedIsAnErrorAfterTheFinal(t *testing.T) {
 	require.ErrorIs(t, s.Close(t.Context()), full)
 	r.records.set(&r.records.save, nil)
 	require.NoError(t, s.Close(t.Context()), "Close can be tried again")
+	r.sessions.Play = nil
 	play(t, r.resume(t, s.ID()), "say back")
+}
+
+// A turn that cannot be recorded is ended, and says why: an agent must not go on
+// with nobody to find out.
+func TestAFullStoreEndsTheTurn(t *testing.T) {
+	full := errors.New("no space left on device")
+	for name, c := range map[string]struct {
+		fail func(*hookedRecords) *error
+		n    int // events in the log, without the final
+	}{
+		"from the start":      {func(h *hookedRecords) *error { return &h.save }, 0},
+		"for ordinary events": {func(h *hookedRecords) *error { return &h.append }, 2},
+		"for all events":      {func(h *hookedRecords) *error { return &h.final }, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			s := r.open(t)
+			if c.n == 0 {
+				r.records.set(c.fail(r.records), full)
+			}
+			r.sessions.Play = func(ctx context.Context, turn portstest.FakeTurn) portstest.FakeEnd {
+				if turn.Prompt != "flood" {
+					return portstest.PlayPrompt(ctx, turn)
+				}
+				require.Eventually(t, func() bool { return c.n == 0 || len(replay(t, r, s.ID())) == c.n }, 10*time.Second, time.Millisecond)
+				r.records.set(c.fail(r.records), full)
+				for n := 0; ctx.Err() == nil; n++ {
+					turn.Emit(domain.Text{Text: fmt.Sprint(n)})
+					time.Sleep(time.Millisecond)
+				}
+				usage := domain.Usage{InputTokens: 7}
+				return portstest.FakeEnd{Claim: &domain.Final{Outcome: domain.OutcomeCompleted, Text: "a long text", Usage: usage}}
+			}
+			turn, err := s.Send(t.Context(), "flood")
+			require.NoError(t, err)
+			events, errs := collect(turn)
+			checkTurn(t, events)
+			require.Len(t, events, c.n+1)
+			final := finalOf(t, events)
+			require.Equal(t, domain.OutcomeFailed, final.Outcome)
+			require.Equal(t, domain.ErrorClassStorage, final.Error.Class)
+			require.Contains(t, final.Error.Message, "no space left")
+			require.Equal(t, int64(7), final.Usage.InputTokens, "the tokens are spent")
+			if name != "for ordinary events" {
+				require.Len(t, errs, 1)
+				require.ErrorIs(t, errs[0], full)
+			}
+			if name == "for all events" {
+				_, err = s.SendBlocking(t.Context(), "say no")
+				require.ErrorIs(t, err, full, "the earlier turn comes first")
+			}
+			r.records.set(c.fail(r.records), nil)
+			require.NoError(t, s.Close(t.Context()))
+			again := r.resume(t, s.ID())
+			back := play(t, again, "say back")
+			require.Equal(t, events[len(events)-1].Seq+1, back[0].Seq)
+			require.Equal(t, 1, finals(replay(t, r, s.ID()), 1), "there is one final of it in the log")
+			checkLog(t, replay(t, r, s.ID()))
+		})
+	}
 }
 
 func TestCloseEndsTheSession(t *testing.T) {
@@ -392,12 +469,9 @@ func TestCloseDuringATurn(t *testing.T) {
 			require.NoError(t, err)
 			events = append(events, e)
 			require.NoError(t, s.Close(t.Context()))
-			if e.Reply.EventType() == "text" {
-				_, err = r.Open(t.Context(), application.OpenRequest{Resume: s.ID()})
-				require.ErrorIs(t, err, domain.ErrBusy, "its end is not recorded yet")
-			}
 		}
 		checkTurn(t, events)
+		require.Equal(t, replay(t, r, s.ID()), events)
 		back := play(t, r.resume(t, s.ID()), "say back")
 		require.Equal(t, events[len(events)-1].Seq+1, back[0].Seq)
 		require.Equal(t, domain.OutcomeCancelled, finalOf(t, events).Outcome)
@@ -411,13 +485,13 @@ func TestCloseDuringATurn(t *testing.T) {
 		require.NotEmpty(t, s.ConversationID())
 		back := play(t, r.resume(t, s.ID()), "say back")
 
-		// The late reader is told how it ended, and does not disturb the session
-		// that goes on.
+		// The late reader is told all that happened, and does not disturb the
+		// session that goes on.
 		events, errs := collect(turn)
 		require.Empty(t, errs)
 		checkTurn(t, events)
-		require.Len(t, events, 1)
-		require.Equal(t, back[0].Seq-1, events[0].Seq)
+		require.Equal(t, "hanging", textOf(events))
+		require.Equal(t, back[0].Seq-1, events[len(events)-1].Seq)
 		final := finalOf(t, events)
 		require.Equal(t, domain.OutcomeCancelled, final.Outcome)
 		require.Contains(t, final.Error.Message, "the session was closed")

@@ -3,8 +3,10 @@ package application
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,31 +15,29 @@ import (
 )
 
 // Turn is a turn that has been started. Its methods are safe for concurrent use.
+//
+// A turn records itself: what the agent says goes into the session's log as fast
+// as it comes, whether anybody reads it or not, and whoever reads it reads what
+// the log has. So a reader that stalls costs nothing and loses nothing.
 type Turn struct {
 	session *Session
 	inner   ports.Turn
 	ctx     context.Context // of Send, which governs the turn
 	number  int
 	start   time.Time
+	first   uint64 // the number of its first event
 
 	cancel atomic.Pointer[error] // the cause of the first Cancel
-	reader atomic.Int32          // who has the events, see the constants
-	// rest has the one event that is left for a reader that comes after the
-	// session was closed.
-	rest chan domain.Event
+	taken  atomic.Bool           // somebody has its events
+	feed   *feed
+	begun  chan struct{} // closed when the agent's events are being taken
+	done   chan struct{} // closed when the turn is over; then the rest stands
 
-	// What the reader has found out so far; it is the only one to use these.
 	announced string // the conversation's id as the agent gave it in this turn
 	synthetic bool   // the final is not the agent's
-	finished  bool
+	final     domain.Event
+	err       error // of Caisson's own
 }
-
-// Who has the events of a turn.
-const (
-	nobody  int32 = iota // yet
-	someone              // a reader, or nobody any more
-	closing              // Close, which leaves the final for a reader
-)
 
 // Number returns the number of the turn in its session, from 1.
 func (t *Turn) Number() int { return t.number }
@@ -46,76 +46,158 @@ func (t *Turn) Number() int { return t.number }
 // session: the receipt first, and exactly one final, last, whatever became of
 // the agent. If the agent's stream has none, the final is made up of what is
 // known; if it has several, the first counts, and what comes after it is
-// dropped and logged. The final comes when the session is ready for its next
-// turn and its record is saved.
+// dropped and logged. Every event is in the session's log before it is yielded,
+// and the final when the session is ready for its next turn and its record is
+// saved.
 //
 // The events can be ranged over once; a second time yields
 // domain.ErrEventsConsumed. Leaving early cancels the turn and returns when its
-// process tree is gone. Of a turn that nobody had begun to read when the session
-// was closed, there is only the final. The error is non-nil at most once, after the final, and only for
-// failures of Caisson's own, never of the agent.
+// process tree is gone; what came is in the log all the same. Of a turn that
+// nobody had begun to read when a session that is kept nowhere was closed, there
+// is only the final. The error is non-nil at most once, after the final, and only
+// for failures of Caisson's own, never of the agent.
 //
-// Numbers go on from the session's record, which is saved at the end of each
-// turn: those of a turn during which Caisson itself died are given again.
+// An event that a slow reader gets from the log has what its encoding carries:
+// times in whole milliseconds, for example.
 func (t *Turn) Events() iter.Seq2[domain.Event, error] {
 	return func(yield func(domain.Event, error) bool) {
-		if !t.reader.CompareAndSwap(nobody, someone) {
-			if t.reader.CompareAndSwap(closing, someone) {
-				yield(<-t.rest, nil)
-				return
-			}
+		if !t.taken.CompareAndSwap(false, true) {
 			yield(domain.Event{}, domain.ErrEventsConsumed)
 			return
 		}
-		// The turn ends in the books on every way out: the caller may leave, and
-		// its code may panic in the middle of the range.
+		t.session.reading(1)
+		over := false
+		// The caller may leave, and its code may panic in the middle of the range.
 		defer func() {
-			if !t.finished {
-				t.logIf("the end of a turn that its reader left could not be saved", t.finish(t.makeUp(errLeft, nil)))
-			}
-		}()
-		var final *domain.Final
-		var fault error
-		left := false
-		for reply, err := range t.inner.Events() {
-			if err != nil {
-				fault = err
-				break
-			}
-			if final != nil {
-				t.session.o.log.Error("dropped an event after the turn's final",
-					slog.String("session", string(t.session.id)), slog.Int("turn", t.number), slog.String("type", reply.EventType()))
-				continue
-			}
-			switch e := reply.(type) {
-			case domain.Final:
-				final = &e
-				continue
-			case domain.ConversationStarted:
-				t.learn(e.ConversationID)
-			default: // passed on as it is
-			}
-			if !left && !yield(t.session.stamp(t.number, reply), nil) {
-				// What comes still counts: the usage, the conversation's id.
-				left = true
+			if !over {
 				t.Cancel(errLeft)
+				<-t.done
+				t.logIf("a fault of a turn that its reader left", t.err)
 			}
-		}
-		if final == nil {
-			made := t.makeUp(t.cause(), fault)
-			final, t.synthetic = &made, true
-		}
+			t.session.reading(-1)
+			t.logIf("the session could not be settled", t.session.settleIfLast(context.WithoutCancel(t.ctx)))
+		}()
+		fault, left := t.read(func(e domain.Event) bool { return yield(e, nil) })
 		if left {
-			t.logIf("the end of a turn that its reader left could not be saved", errors.Join(fault, t.finish(*final)))
 			return
 		}
-		last := t.session.stamp(t.number, *final)
-		if err := errors.Join(fault, t.finish(*final)); !yield(last, nil) || err == nil {
-			t.logIf("the reader left before it could be told", err)
-		} else {
+		<-t.done
+		if !yield(t.final, nil) {
+			over = true
+			t.logIf("the reader left before it could be told", errors.Join(t.err, fault))
+			return
+		}
+		over = true
+		if err := errors.Join(t.err, fault); err != nil {
 			yield(domain.Event{}, err)
 		}
 	}
+}
+
+// read gives all events but the final to the function, until it returns false.
+func (t *Turn) read(give func(domain.Event) bool) (fault error, left bool) {
+	for next := t.first; ; {
+		e, here, upTo := t.feed.await(next)
+		if here {
+			if !give(e) {
+				return nil, true
+			}
+			next++
+			continue
+		}
+		if upTo == 0 {
+			return nil, false
+		}
+		for e, err := range t.session.o.store.Replay(context.WithoutCancel(t.ctx), t.session.id, next) {
+			if err != nil {
+				return fmt.Errorf("read the turn's events from the log: %w", err), false
+			}
+			if e.Seq > upTo {
+				break
+			}
+			if !give(e) {
+				return nil, true
+			}
+			next = e.Seq + 1
+		}
+		if next <= upTo {
+			if t.session.o.forget {
+				return nil, false // it was closed, and with that its log removed
+			}
+			return fmt.Errorf("event %d of session %s is not in its log any more", next, t.session.id), false
+		}
+	}
+}
+
+// record takes the agent's events as they come and puts them into the log, until
+// the turn is over. It is the turn's own flow.
+func (t *Turn) record() {
+	defer close(t.done)
+	defer t.feed.finish()
+	begin := sync.OnceFunc(func() { close(t.begun) })
+	defer begin()
+	var claim *domain.Final
+	var fault error
+	// Before anything else, so that what is left of the turn can be found if we
+	// die.
+	stored := t.session.started(t.ctx, t.inner.Process())
+	if stored != nil {
+		t.inner.Cancel(stored)
+	}
+	for reply, err := range t.inner.Events() {
+		begin()
+		if err != nil {
+			fault = err
+			break
+		}
+		if claim != nil {
+			t.session.o.log.Error("dropped an event after the turn's final",
+				slog.String("session", string(t.session.id)), slog.Int("turn", t.number), slog.String("type", reply.EventType()))
+			continue
+		}
+		switch e := reply.(type) {
+		case domain.Final:
+			claim = &e
+			continue
+		case domain.ConversationStarted:
+			t.learn(e.ConversationID)
+		default: // recorded as it is
+		}
+		if stored != nil {
+			continue // what comes still counts: the usage, the conversation's id
+		}
+		e, err := t.session.append(t.ctx, t.number, reply)
+		if err != nil {
+			stored = err
+			t.inner.Cancel(err)
+			continue
+		}
+		t.feed.put(e)
+	}
+	t.finish(claim, fault, stored)
+}
+
+// finish ends the turn in the log, in the session's state and in its record.
+func (t *Turn) finish(claim *domain.Final, fault, stored error) {
+	if claim == nil {
+		made := t.makeUp(t.cause(), fault)
+		claim, t.synthetic = &made, true
+	}
+	final := *claim
+	if stored != nil {
+		// The agent did what it did, but nobody can read up on it.
+		final = domain.Conclude(claim, domain.TurnEnd{
+			Cause: domain.EndStorage, Detail: stored.Error(), Exit: final.Exit, Duration: final.Duration,
+		})
+	}
+	for _, id := range []string{t.announced, t.session.structured.ConversationID()} {
+		if final.ConversationID == "" {
+			final.ConversationID = id
+		}
+	}
+	event, err := t.session.finishTurn(t.ctx, t.number, final)
+	t.final = event
+	t.err = errors.Join(fault, err)
 }
 
 // Why a turn ends when nobody has asked for it.
@@ -149,7 +231,7 @@ func (t *Turn) cause() error {
 func (t *Turn) learn(id string) {
 	t.announced = id
 	if t.session.adoptFirst(id) {
-		t.logIf("the conversation's id could not be saved yet", t.save())
+		t.logIf("the conversation's id could not be saved yet", t.session.save(t.ctx))
 	}
 }
 
@@ -167,29 +249,8 @@ func (t *Turn) makeUp(cause, fault error) domain.Final {
 	case cause != nil:
 		end.Cause, end.Detail = domain.EndCancelled, cause.Error()
 	}
-	final := domain.Conclude(nil, end)
-	final.ConversationID = t.announced
-	return final
+	return domain.Conclude(nil, end)
 }
-
-// finish does the bookkeeping of the turn's end.
-func (t *Turn) finish(final domain.Final) error {
-	t.finished = true
-	err := t.session.finishTurn(final, t.announced)
-	return errors.Join(err, t.save(), t.session.settleIfLast(context.WithoutCancel(t.ctx)))
-}
-
-// finishUnread ends a turn that nobody reads, once nothing of it runs any more.
-func (t *Turn) finishUnread() error {
-	final := t.makeUp(errSessionClosed, nil)
-	t.synthetic = true
-	t.rest <- t.session.stamp(t.number, final)
-	return t.finish(final)
-}
-
-// save writes the session's record. The end of the turn's context must not stop
-// it.
-func (t *Turn) save() error { return t.session.save(context.WithoutCancel(t.ctx)) }
 
 func (t *Turn) elapsed() time.Duration { return t.session.o.now().Sub(t.start) }
 

@@ -77,7 +77,7 @@ type Agents []ports.AgentAdapter
 // *application.Orchestrator, which it closes when the app stops (give the app
 // an fx.StopTimeout that leaves time for it), and the ports that the
 // orchestrator is made of: ports.SandboxEnforcer (not after [WithAllowNative]),
-// [Agents], ports.SessionRecords, ports.StructuredSessionFactory,
+// [Agents], ports.SessionStore, ports.StructuredSessionFactory,
 // ports.TerminalSessionFactory and ports.CommandRunner. A decorator of one of these must stand at the root of
 // the app: in a module beside this one, and with fx.Replace of a concrete type,
 // it has no effect, and fx says nothing.
@@ -88,7 +88,7 @@ func Module(opts ...Option) fx.Option {
 	}
 	provide := []any{
 		func() Agents { return s.adapters() },
-		s.records,
+		s.store,
 		s.orchestrator,
 	}
 	if s.native {
@@ -137,10 +137,10 @@ func (s settings) terminals(e ports.SandboxEnforcer) ports.TerminalSessionFactor
 
 func (s settings) orchestrator(
 	life fx.Lifecycle, agents Agents, sessions ports.StructuredSessionFactory, commands ports.CommandRunner,
-	terminals ports.TerminalSessionFactory, records ports.SessionRecords,
+	terminals ports.TerminalSessionFactory, store ports.SessionStore,
 ) (*application.Orchestrator, error) {
 	o, err := application.New(application.Config{
-		Agents: agents, Sessions: sessions, Commands: commands, Terminals: terminals, Records: records,
+		Agents: agents, Sessions: sessions, Commands: commands, Terminals: terminals, Store: store,
 		Host: ports.Host{LookupEnv: s.lookup}, Clock: s.clock, Logger: s.logger,
 	})
 	if err != nil {

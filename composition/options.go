@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
 	"github.com/caisson-run/caisson/infrastructure/process"
-	"github.com/caisson-run/caisson/infrastructure/records"
 	"github.com/caisson-run/caisson/infrastructure/sandbox"
+	"github.com/caisson-run/caisson/infrastructure/store"
 	"github.com/caisson-run/caisson/ports"
 )
 
@@ -176,13 +176,13 @@ func (s settings) adapters() []ports.AgentAdapter {
 	return list
 }
 
-func (s settings) records() (ports.SessionRecords, error) {
+func (s settings) store() (ports.SessionStore, error) {
 	root := s.stateRoot
 	if root == "" {
 		var err error
-		if root, err = records.DefaultRoot(s.lookup); err != nil {
+		if root, err = store.DefaultRoot(s.lookup); err != nil {
 			return nil, err
 		}
 	}
-	return records.New(root)
+	return store.New(root)
 }

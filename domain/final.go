@@ -86,6 +86,7 @@ const (
 	ErrorClassInternal     = "internal" // a fault of Caisson's own
 	ErrorClassProtocol     = "protocol"
 	ErrorClassExit         = "exit"
+	ErrorClassOrphaned     = "orphaned"     // Caisson itself ended in the middle of the turn
 	ErrorClassConversation = "conversation" // the agent continued another conversation than the one asked for
 	ErrorClassAgent        = "agent"        // reported by the agent, unclassified
 )
@@ -127,6 +128,7 @@ const (
 	EndStorage
 	EndInternal    // a fault of Caisson's own
 	EndResultGrace // it had given its final, but would not exit
+	EndOrphaned    // the orchestrator died; found out afterwards
 )
 
 // TurnEnd is what the process machinery knows at the end of a turn.
@@ -167,6 +169,8 @@ func Conclude(claim *Final, end TurnEnd) Final {
 		fail(OutcomeFailed, ErrorClassStorage, end.Detail)
 	case end.Cause == EndInternal:
 		fail(OutcomeFailed, ErrorClassInternal, end.Detail)
+	case end.Cause == EndOrphaned:
+		fail(OutcomeExited, ErrorClassOrphaned, orElse(end.Detail, "Caisson itself ended in the middle of the turn"))
 	case claim != nil:
 		if f.Outcome == OutcomeCompleted {
 			f.Error = nil

@@ -74,6 +74,7 @@ var (
 	causes = []domain.EndCause{
 		domain.EndNatural, domain.EndCancelled, domain.EndWallClock, domain.EndIdle,
 		domain.EndOutputLimit, domain.EndStorage, domain.EndInternal, domain.EndResultGrace,
+		domain.EndOrphaned,
 	}
 )
 
@@ -98,6 +99,7 @@ var (
 		domain.EndOutputLimit: refused("failed", "", "output_limit", "detail"),
 		domain.EndStorage:     refused("failed", "", "storage", "detail"),
 		domain.EndInternal:    refused("failed", "", "internal", "detail"),
+		domain.EndOrphaned:    refused("exited", "", "orphaned", "detail"),
 	}
 	byClaim = map[string]verdict{
 		"completed":             {outcome: "completed", stop: "end_turn"},
@@ -155,7 +157,7 @@ func TestConclude(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, 8*9*2*4, checked)
+	require.Equal(t, 9*9*2*4, checked)
 }
 
 func TestConcludeGivesAnErrorOfItsOwn(t *testing.T) {

@@ -31,6 +31,9 @@ type AgentSession struct {
 	lastSeq        uint64
 	total          Usage // cumulative, as the agent counts
 	opened         time.Time
+	updated        time.Time
+	epoch          uint64
+	live           *LiveTurn
 }
 
 // SessionRecord is the part of a session that outlives the process: what a
@@ -47,6 +50,34 @@ type SessionRecord struct {
 	LastSeq        uint64
 	Total          Usage
 	Opened         time.Time
+	// Updated is when the record last changed; zero if unknown.
+	Updated time.Time
+	// Epoch is that of the log that the session was last opened with.
+	Epoch uint64
+	// Live is the turn that is running; nil between turns. In the record of a
+	// session that nobody has open it is a turn that its orchestrator left behind.
+	Live *LiveTurn
+}
+
+// LiveTurn is a turn that runs.
+type LiveTurn struct {
+	Turn    int
+	First   uint64 // the number of its first event
+	Process ProcessIdentity
+}
+
+// ProcessIdentity tells a process from every other one that this machine ever
+// ran: pids are given again. The zero value stands for no process.
+type ProcessIdentity struct {
+	Pid int
+	// Start is when the process started, in clock ticks after the boot (proc(5),
+	// field 22 of stat).
+	Start uint64
+	// Boot identifies the boot (/proc/sys/kernel/random/boot_id).
+	Boot string
+	// Mark is in the environment of the process and of all that it starts, unless
+	// they take it out.
+	Mark string
 }
 
 // NewAgentSession returns a session that is opening, whose every turn is to run
@@ -58,12 +89,13 @@ func NewAgentSession(id SessionID, kind AgentKind, workspace string, plan Sandbo
 	}
 }
 
-// RestoreAgentSession returns the session of a record, opening again.
+// RestoreAgentSession returns the session of a record, opening again. No turn
+// of it runs, whatever the record says.
 func RestoreAgentSession(r SessionRecord) *AgentSession {
 	return &AgentSession{
 		id: r.ID, kind: r.Kind, workspace: r.Workspace, planDigest: r.PlanDigest, grants: slices.Clone(r.Grants),
 		conversationID: r.ConversationID, lineage: slices.Clone(r.Lineage), state: SessionOpening,
-		turns: r.Turns, lastSeq: r.LastSeq, total: r.Total, opened: r.Opened,
+		turns: r.Turns, lastSeq: r.LastSeq, total: r.Total, opened: r.Opened, updated: r.Updated, epoch: r.Epoch,
 	}
 }
 
@@ -72,8 +104,17 @@ func (s *AgentSession) Record() SessionRecord {
 	return SessionRecord{
 		ID: s.id, Kind: s.kind, Workspace: s.workspace, PlanDigest: s.planDigest, Grants: slices.Clone(s.grants),
 		ConversationID: s.conversationID, Lineage: slices.Clone(s.lineage),
-		Turns: s.turns, LastSeq: s.lastSeq, Total: s.total, Opened: s.opened,
+		Turns: s.turns, LastSeq: s.lastSeq, Total: s.total, Opened: s.opened, Updated: s.updated,
+		Epoch: s.epoch, Live: s.live.clone(),
 	}
+}
+
+func (l *LiveTurn) clone() *LiveTurn {
+	if l == nil {
+		return nil
+	}
+	c := *l
+	return &c
 }
 
 // ID returns Caisson's id.
@@ -114,7 +155,13 @@ func (s *AgentSession) AbandonTurn() error {
 		return err
 	}
 	s.turns--
+	s.live = nil
 	return nil
+}
+
+// TurnStarted takes the process of the turn that runs, before its first event.
+func (s *AgentSession) TurnStarted(p ProcessIdentity) {
+	s.live = &LiveTurn{Turn: s.turns, First: s.lastSeq + 1, Process: p}
 }
 
 // FinishTurn ends the running turn. A session that was closed meanwhile stays
@@ -125,30 +172,74 @@ func (s *AgentSession) FinishTurn(f Final) error {
 			return err
 		}
 	}
-	if f.TotalUsage != nil {
-		s.total = *f.TotalUsage
-	} else {
-		s.total = s.total.Add(f.Usage)
-	}
+	s.live = nil
+	s.total = s.total.after(f)
 	return nil
 }
 
-// NextSeq returns the sequence number of the session's next event.
-func (s *AgentSession) NextSeq() uint64 {
-	s.lastSeq++
-	return s.lastSeq
+// after returns the total after a turn that ended so.
+func (u Usage) after(f Final) Usage {
+	if f.TotalUsage != nil {
+		return *f.TotalUsage
+	}
+	return u.Add(f.Usage)
 }
+
+// NextSeq returns the sequence number of the session's next event.
+func (s *AgentSession) NextSeq() uint64 { return s.lastSeq + 1 }
+
+// Recorded notes that the event of that number is in the log, so that the number
+// is not given again.
+func (s *AgentSession) Recorded(seq uint64) { s.lastSeq = max(s.lastSeq, seq) }
+
+// OpenedWith takes the epoch of the log that the session is open with.
+func (s *AgentSession) OpenedWith(epoch uint64) { s.epoch = epoch }
+
+// Touched takes the time of a change.
+func (s *AgentSession) Touched(now time.Time) { s.updated = now }
 
 // AdoptConversation takes the id that the agent gave its conversation. An id
 // that changes is kept in the lineage; "" changes nothing.
 func (s *AgentSession) AdoptConversation(id string) {
-	if id == "" || id == s.conversationID {
-		return
+	s.conversationID, s.lineage = adopt(s.conversationID, s.lineage, id)
+}
+
+func adopt(current string, lineage []string, id string) (string, []string) {
+	if id == "" || id == current {
+		return current, lineage
 	}
-	if s.conversationID != "" {
-		s.lineage = append(s.lineage, s.conversationID)
+	if current != "" {
+		lineage = append(slices.Clip(lineage), current)
 	}
-	s.conversationID = id
+	return id, lineage
+}
+
+// Replayed returns the record after an event of the log that it does not know of
+// yet: what an orchestrator that died could not write into it any more. An event
+// that it knows of changes nothing.
+func (r SessionRecord) Replayed(e Event) SessionRecord {
+	if e.Seq <= r.LastSeq {
+		return r
+	}
+	r.LastSeq, r.Turns = e.Seq, max(r.Turns, e.Turn)
+	if e.Time.After(r.Updated) {
+		r.Updated = e.Time
+	}
+	switch reply := e.Reply.(type) {
+	case ConversationStarted:
+		// A first one counts at once, a changed one from the end of the turn.
+		if r.ConversationID == "" {
+			r.ConversationID = reply.ConversationID
+		}
+	case Final:
+		r.Live = nil
+		r.Total = r.Total.after(reply)
+		if reply.Error == nil || reply.Error.Class != ErrorClassConversation {
+			r.ConversationID, r.Lineage = adopt(r.ConversationID, r.Lineage, reply.ConversationID)
+		}
+	default: // says nothing about the session
+	}
+	return r
 }
 
 // Close ends the session, from any state; closing twice is no error.

@@ -121,7 +121,12 @@ func TestSequenceNumbersHaveNoGaps(t *testing.T) {
 	next := func() {
 		want++
 		require.Equal(t, want, s.NextSeq())
+		require.Equal(t, want, s.NextSeq(), "until it is recorded")
+		require.Equal(t, want-1, s.Record().LastSeq)
+		s.Recorded(want)
 		require.Equal(t, want, s.Record().LastSeq)
+		s.Recorded(1)
+		require.Equal(t, want, s.Record().LastSeq, "what is taken stays taken")
 	}
 	next()
 	require.NoError(t, s.Ready())
@@ -162,6 +167,93 @@ func TestUsageOfASession(t *testing.T) {
 	require.NoError(t, s.FinishTurn(domain.Final{Usage: domain.Usage{InputTokens: 2}}))
 	require.Equal(t, domain.SessionClosed, s.State(), "stays closed")
 	require.Equal(t, domain.Usage{InputTokens: 52}, s.Record().Total, "but the tokens are spent")
+}
+
+func TestALiveTurnIsInTheRecord(t *testing.T) {
+	process := domain.ProcessIdentity{Pid: 7, Start: 8, Boot: "b", Mark: "m"}
+	begin := func() *domain.AgentSession {
+		s := domain.RestoreAgentSession(domain.SessionRecord{ID: someID, Turns: 2, LastSeq: 5})
+		require.NoError(t, s.Ready())
+		_, err := s.StartTurn()
+		require.NoError(t, err)
+		s.TurnStarted(process)
+		require.Equal(t, &domain.LiveTurn{Turn: 3, First: 6, Process: process}, s.Record().Live)
+		return s
+	}
+	s := begin()
+	s.Record().Live.Turn = 99
+	require.Equal(t, 3, s.Record().Live.Turn, "a record is a copy")
+	require.NoError(t, s.FinishTurn(domain.Final{}))
+	require.Nil(t, s.Record().Live)
+	s = begin()
+	require.NoError(t, s.AbandonTurn())
+	require.Nil(t, s.Record().Live)
+	s = begin()
+	require.Nil(t, domain.RestoreAgentSession(s.Record()).Record().Live, "nothing runs in a session that was just opened")
+}
+
+func TestTheEpochAndTheTimeOfAChangeAreRecorded(t *testing.T) {
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", fullPlan(), opened)
+	s.OpenedWith(9)
+	s.Touched(opened)
+	require.Equal(t, uint64(9), s.Record().Epoch)
+	require.Equal(t, opened, s.Record().Updated)
+	again := domain.RestoreAgentSession(s.Record()).Record()
+	require.Equal(t, uint64(9), again.Epoch)
+	require.Equal(t, opened, again.Updated)
+}
+
+// What the log says is what the session itself would have recorded.
+func TestARecordCatchesUpWithTheLog(t *testing.T) {
+	base := domain.SessionRecord{
+		ID: someID, Turns: 1, LastSeq: 4, Total: domain.Usage{InputTokens: 10}, Updated: opened,
+		Live: &domain.LiveTurn{Turn: 2},
+	}
+	later := opened.Add(time.Minute)
+	replay := func(r domain.SessionRecord, replies ...domain.ReplyEvent) domain.SessionRecord {
+		for _, reply := range replies {
+			r = r.Replayed(domain.Event{Seq: r.LastSeq + 1, Turn: 2, Time: later, Reply: reply})
+		}
+		return r
+	}
+	require.Equal(t, base, base.Replayed(domain.Event{Seq: 4, Turn: 9, Time: later, Reply: domain.Final{Usage: domain.Usage{InputTokens: 1}}}), "known already")
+
+	r := replay(base, domain.Text{Text: "x"})
+	require.Equal(t, uint64(5), r.LastSeq)
+	require.Equal(t, 2, r.Turns)
+	require.Equal(t, later, r.Updated)
+	require.NotNil(t, r.Live)
+	require.Empty(t, r.ConversationID)
+	early := base.Replayed(domain.Event{Seq: 5, Turn: 1, Time: opened.Add(-time.Hour), Reply: domain.Text{}})
+	require.Equal(t, opened, early.Updated, "a clock that was put back")
+
+	r = replay(r, domain.ConversationStarted{ConversationID: "a"})
+	require.Equal(t, "a", r.ConversationID, "the first id counts at once")
+	r = replay(r, domain.ConversationStarted{ConversationID: "b"})
+	require.Equal(t, "a", r.ConversationID, "a changed one from the end of the turn")
+
+	total := domain.Usage{InputTokens: 70}
+	for name, c := range map[string]struct {
+		final   domain.Final
+		id      string
+		lineage []string
+		total   int64
+	}{
+		"changed":      {domain.Final{ConversationID: "b", Usage: domain.Usage{InputTokens: 5}}, "b", []string{"a"}, 15},
+		"the same":     {domain.Final{ConversationID: "a"}, "a", nil, 10},
+		"none":         {domain.Final{}, "a", nil, 10},
+		"cumulative":   {domain.Final{Usage: domain.Usage{InputTokens: 5}, TotalUsage: &total}, "a", nil, 70},
+		"another one":  {domain.Final{ConversationID: "b", Error: &domain.TurnError{Class: domain.ErrorClassConversation}}, "a", nil, 10},
+		"another fail": {domain.Final{ConversationID: "b", Error: &domain.TurnError{Class: "x"}}, "b", []string{"a"}, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := replay(r, c.final)
+			require.Nil(t, got.Live)
+			require.Equal(t, c.id, got.ConversationID)
+			require.Equal(t, c.lineage, got.Lineage)
+			require.Equal(t, c.total, got.Total.InputTokens)
+		})
+	}
 }
 
 func TestLineage(t *testing.T) {

@@ -33,6 +33,10 @@ type StructuredSessionFactory interface {
 	// turns; a plan that the host cannot enforce a *domain.StrictnessError; an
 	// agent that it has no adapter for a *domain.InvalidError.
 	Start(ctx context.Context, spec SessionSpec, sandbox domain.SandboxPlan) (StructuredSession, error)
+	// EndLeftover ends what is still alive of a turn whose orchestrator died, and
+	// returns when it is gone, or with an error. Nothing else is touched, whoever
+	// has the pid by now. The zero identity, and one of an earlier boot, is gone.
+	EndLeftover(ctx context.Context, left domain.ProcessIdentity) error
 }
 
 // StructuredSession is one conversation. Its methods are safe for concurrent
@@ -58,6 +62,10 @@ type Turn interface {
 	// returns when the process tree is gone. The error is non-nil at most once,
 	// last, and only for failures of Caisson's own, never of the agent.
 	Events() iter.Seq2[domain.ReplyEvent, error]
+	// Process identifies the turn's process, so that what is left of it can be
+	// found after a death of the orchestrator. It is zero if there is no process
+	// of this machine behind the turn.
+	Process() domain.ProcessIdentity
 	// Cancel ends the turn: it asks the agent to stop, and makes it stop if it
 	// does not. It returns at once; the events end with the turn. Cancelling a
 	// turn that is over does nothing.

@@ -33,6 +33,7 @@ var helpers = map[string]func(args []string) int{
 	"siblings":    startSiblings,
 	"tracedlater": dieWithATracedThread,
 	"spawning":    spawnForEver,
+	"abandon":     abandon,
 }
 
 func TestMain(m *testing.M) {

@@ -98,6 +98,7 @@ type Run struct {
 	spool   *spool
 	stdin   *stdinWriter // nil for /dev/null
 	started time.Time
+	process domain.ProcessIdentity
 	outputs [2]*os.File
 	drains  sync.WaitGroup
 	tail    tail
@@ -178,6 +179,7 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 		return nil, err
 	}
 	r.started = time.Now()
+	r.process = r.child.identity()
 	if err := r.child.resume(); err != nil {
 		return nil, errors.Join(err, r.child.destroy())
 	}
@@ -213,6 +215,9 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 
 // Receipt says what was enforced.
 func (r *Run) Receipt() domain.Receipt { return r.child.receipt }
+
+// Process identifies the main process, also when it is gone.
+func (r *Run) Process() domain.ProcessIdentity { return r.process }
 
 // Write queues bytes for the child's stdin. It never waits. A child that does
 // not read what it asks for is ended.

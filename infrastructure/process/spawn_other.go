@@ -78,6 +78,14 @@ func (c *child) continueGroup() {}
 // killTree ends nothing but what kill ends: the child.
 func (c *child) killTree() error { return nil }
 
+// identity knows the pid alone, which is not enough to find the child again.
+func (c *child) identity() domain.ProcessIdentity {
+	return domain.ProcessIdentity{Pid: c.proc.Pid, Mark: c.mark}
+}
+
+// EndLeftover ends nothing: what is left of a turn cannot be told from others.
+func (s *Spawner) EndLeftover(context.Context, domain.ProcessIdentity) error { return nil }
+
 // keeper exists on Linux only.
 type keeper struct{}
 

@@ -31,17 +31,17 @@ const chunkSize = 64 << 10
 // there are bytes to move, so a thousand quiet sessions hold none.
 var chunks = sync.Pool{New: func() any { return new([frameHead + chunkSize]byte) }}
 
-// spool is the append-only file between the readers of a child's output, which
-// must never wait, and the consumer, which may take its time. The file has no
-// name: it goes away with the process. Any number of goroutines may append, one
-// may read.
+// spool is the file between the readers of a child's output, which must never
+// wait, and the consumer, which may take its time. It holds what is not consumed
+// yet: whenever that is nothing, it begins anew. The file has no name: it goes
+// away with the process. Any number of goroutines may append, one may read.
 type spool struct {
 	file  *os.File
 	limit int64
 
 	mu     sync.Mutex
 	size   int64 // of complete frames
-	output int64 // bytes of output in them
+	output int64 // bytes of output so far
 	err    error // of an append; final
 	done   bool
 
@@ -87,6 +87,11 @@ func (s *spool) append(from stream, buf *[frameHead + chunkSize]byte, n int) err
 	if s.output+int64(n) > s.limit {
 		s.err = &OutputLimitError{Limit: s.limit}
 		return s.err
+	}
+	if s.read.Load() == s.size {
+		// All was read, so the reader looks at nothing.
+		s.size = 0
+		s.read.Store(0)
 	}
 	if _, err := s.file.WriteAt(buf[:frameHead+n], s.size); err != nil {
 		s.err = fmt.Errorf("spool: %w", err)

@@ -2,12 +2,15 @@ package process
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/domain"
 )
 
 // killTree ends every process of the child's tree but the child itself, which
@@ -54,10 +57,11 @@ func (c *child) killByKeeper() error {
 // is not found.
 func (c *child) killByWalk() error {
 	root := c.proc.Pid
+	t := tree{root: root, mark: c.mark}
 	deadline := time.Now().Add(treeGoneLimit)
 	for empty := 0; empty < 2; {
 		c.reapThreads() // a root that only we can reap is no longer alive then
-		members := c.findTree()
+		members := t.find()
 		if len(members) == 0 {
 			empty++
 			continue
@@ -65,7 +69,7 @@ func (c *child) killByWalk() error {
 		empty = 0
 		left := make([]int, 0, len(members))
 		for _, m := range members {
-			m.kill(func() bool { return c.isMember(m.pid) })
+			m.kill(func() bool { return t.has(m.pid) })
 			left = append(left, m.pid)
 		}
 		if time.Now().After(deadline) {
@@ -100,11 +104,74 @@ func (m member) kill(stillMember func() bool) {
 	_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 }
 
-// findTree returns the living processes that belong to the child's tree, the
-// child included, youngest first: a parent that is killed before its child
-// makes the child harder to find.
-func (c *child) findTree() []member {
-	root := c.proc.Pid
+// identity returns what tells the child from every other process.
+func (c *child) identity() domain.ProcessIdentity {
+	// The child is not reaped yet, so it is the one with this pid.
+	st, _ := readStat(c.proc.Pid)
+	return domain.ProcessIdentity{Pid: c.proc.Pid, Start: st.start, Boot: bootID(), Mark: c.mark}
+}
+
+// bootID tells this boot from every other one (random(4)); "" if it cannot be
+// told, and then nothing is ever taken for a leftover.
+func bootID() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return string(bytes.TrimSpace(id))
+}
+
+// EndLeftover ends what is still alive of a turn whose orchestrator died, as
+// ports.StructuredSessionFactory says. It knows the turn's process by pid and
+// start time, and the others by their descent from it and by the turn's mark. The
+// keeper, where there was one, has been faster; without one, a process that shed
+// its mark and was adopted by init is not found.
+func (s *Spawner) EndLeftover(ctx context.Context, left domain.ProcessIdentity) error {
+	if boot := bootID(); left.Pid <= 1 || boot == "" || left.Boot != boot {
+		return nil
+	}
+	deadline := time.Now().Add(treeGoneLimit)
+	for empty := 0; empty < 2; time.Sleep(treePause) {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		t := tree{root: noRoot, mark: left.Mark}
+		// With the pid taken by somebody else, its number says nothing: neither do
+		// groups and sessions of that number.
+		if st, ok := readStat(left.Pid); ok && st.start == left.Start {
+			t.root = left.Pid
+		}
+		members := t.find()
+		if len(members) == 0 {
+			empty++
+			continue
+		}
+		empty = 0
+		pids := make([]int, 0, len(members))
+		for _, m := range members {
+			m.kill(func() bool { return t.has(m.pid) })
+			pids = append(pids, m.pid)
+		}
+		if time.Now().After(deadline) {
+			return &TreeLeftError{Pids: pids}
+		}
+	}
+	return nil
+}
+
+// noRoot is the root of a tree whose root is gone. It is nobody's pid, group or
+// session.
+const noRoot = -1
+
+// tree is a turn's processes: its root, those that descend from it, and those
+// that have the mark.
+type tree struct {
+	root int
+	mark string // "" for none
+}
+
+// find returns the living processes that belong to the tree, the root included,
+// youngest first: a parent that is killed before its child makes the child
+// harder to find.
+func (t tree) find() []member {
+	root := t.root
 	pids := allPids()
 	stats := make(map[int]procStat, len(pids))
 	for _, pid := range pids {
@@ -122,7 +189,7 @@ func (c *child) findTree() []member {
 		if !ok || pid <= 1 || depth > len(stats) {
 			return false
 		}
-		yes := pid == root || st.session == root || st.pgrp == root || belongs(st.ppid, depth+1) || c.isMarked(pid)
+		yes := pid == root || st.session == root || st.pgrp == root || belongs(st.ppid, depth+1) || t.marks(pid)
 		in[pid] = yes
 		return yes
 	}
@@ -143,10 +210,10 @@ func (c *child) findTree() []member {
 	return members
 }
 
-// isMember repeats for one process what findTree found.
-func (c *child) isMember(pid int) bool {
+// has repeats for one process what find found.
+func (t tree) has(pid int) bool {
 	for st, ok := readStat(pid); ok && pid > 1; st, ok = readStat(pid) {
-		if root := c.proc.Pid; pid == root || st.session == root || st.pgrp == root || c.isMarked(pid) {
+		if pid == t.root || st.session == t.root || st.pgrp == t.root || t.marks(pid) {
 			return true
 		}
 		pid = st.ppid
@@ -154,9 +221,12 @@ func (c *child) isMember(pid int) bool {
 	return false
 }
 
-func (c *child) isMarked(pid int) bool {
+func (t tree) marks(pid int) bool {
+	if t.mark == "" {
+		return false
+	}
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	return err == nil && bytes.Contains(env, []byte(markName+"="+c.mark))
+	return err == nil && bytes.Contains(env, []byte(markName+"="+t.mark))
 }
 
 // allPids returns all process ids, in ascending order as /proc lists them.

@@ -130,6 +130,11 @@ func (f *Factory) Start(ctx context.Context, spec ports.SessionSpec, sandbox dom
 	}, nil
 }
 
+// EndLeftover implements ports.StructuredSessionFactory.
+func (f *Factory) EndLeftover(ctx context.Context, left domain.ProcessIdentity) error {
+	return f.spawner.EndLeftover(ctx, left)
+}
+
 func (f *Factory) kinds() string {
 	var names []string
 	for k := range f.adapters {

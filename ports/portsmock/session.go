@@ -42,6 +42,20 @@ func (m *StructuredSessionFactory) EXPECT() *StructuredSessionFactoryMockRecorde
 	return m.recorder
 }
 
+// EndLeftover mocks base method.
+func (m *StructuredSessionFactory) EndLeftover(ctx context.Context, left domain.ProcessIdentity) error {
+	m.ctrl.T.Helper()
+	ret := m.ctrl.Call(m, "EndLeftover", ctx, left)
+	ret0, _ := ret[0].(error)
+	return ret0
+}
+
+// EndLeftover indicates an expected call of EndLeftover.
+func (mr *StructuredSessionFactoryMockRecorder) EndLeftover(ctx, left any) *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "EndLeftover", reflect.TypeOf((*StructuredSessionFactory)(nil).EndLeftover), ctx, left)
+}
+
 // Start mocks base method.
 func (m *StructuredSessionFactory) Start(ctx context.Context, spec ports.SessionSpec, sandbox domain.SandboxPlan) (ports.StructuredSession, error) {
 	m.ctrl.T.Helper()
@@ -172,4 +186,18 @@ func (m *Turn) Events() iter.Seq2[domain.ReplyEvent, error] {
 func (mr *TurnMockRecorder) Events() *gomock.Call {
 	mr.mock.ctrl.T.Helper()
 	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Events", reflect.TypeOf((*Turn)(nil).Events))
+}
+
+// Process mocks base method.
+func (m *Turn) Process() domain.ProcessIdentity {
+	m.ctrl.T.Helper()
+	ret := m.ctrl.Call(m, "Process")
+	ret0, _ := ret[0].(domain.ProcessIdentity)
+	return ret0
+}
+
+// Process indicates an expected call of Process.
+func (mr *TurnMockRecorder) Process() *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Process", reflect.TypeOf((*Turn)(nil).Process))
 }

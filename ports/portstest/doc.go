@@ -1,8 +1,8 @@
 // Package portstest holds what anybody who implements a port, or tests against
 // one, can use: a conformance kit per port ([AssertAgentSessionContract],
-// [AssertSessionRecordsContract], AssertEnforcerContract), which checks an
+// [AssertSessionStoreContract], AssertEnforcerContract), which checks an
 // implementation against the contract in the port's comment, and fakes that
-// behave ([FakeSessionFactory], [FakeAgent], [MemoryRecords]) and pass the kits
+// behave ([FakeSessionFactory], [FakeAgent], [MemoryStore]) and pass the kits
 // themselves.
 //
 // A kit asks for behaviour by its meaning and never looks at the type behind

@@ -29,6 +29,11 @@ type FakeSessionFactory struct {
 	Refuse func(spec ports.SessionSpec, sandbox domain.SandboxPlan) error
 	// RefuseTurn, if not nil, may make Send fail.
 	RefuseTurn func(p ports.Prompt) error
+	// Process is the identity that the turns give. The zero value is right for an
+	// agent that is a function.
+	Process domain.ProcessIdentity
+	// Leftover, if not nil, is called by EndLeftover.
+	Leftover func(left domain.ProcessIdentity) error
 
 	mu            sync.Mutex
 	conversations map[string][]string // the prompts of each
@@ -152,6 +157,15 @@ func (f *FakeSessionFactory) Start(ctx context.Context, spec ports.SessionSpec, 
 	f.started = append(f.started, FakeStart{Spec: spec, Sandbox: sandbox})
 	f.open++
 	return &fakeSession{factory: f, spec: spec, sandbox: sandbox, conversation: spec.ConversationID}, nil
+}
+
+// EndLeftover implements ports.StructuredSessionFactory. Nothing is ever left of
+// a function.
+func (f *FakeSessionFactory) EndLeftover(_ context.Context, left domain.ProcessIdentity) error {
+	if f.Leftover == nil {
+		return nil
+	}
+	return f.Leftover(left)
 }
 
 // recall returns the conversation's prompts so far and adds one.
@@ -316,6 +330,9 @@ func (t *fakeStream) Cancel(cause error) {
 	}
 	t.cancel(cause)
 }
+
+// Process implements ports.Turn.
+func (t *fakeStream) Process() domain.ProcessIdentity { return t.session.factory.Process }
 
 // Events implements ports.Turn.
 func (t *fakeStream) Events() iter.Seq2[domain.ReplyEvent, error] {

@@ -41,6 +41,7 @@ func Caisson() Rules {
 			{"infrastructure/sandbox", "infrastructure/landlock", "it composes the layers of the default enforcer"},
 			{"infrastructure/sandbox", "infrastructure/privileges", "it composes the layers of the default enforcer"},
 			{"infrastructure/sandbox", "infrastructure/seccomp", "it composes the layers of the default enforcer"},
+			{"infrastructure/store", "infrastructure/jsonl", "the events of a log are encoded as everywhere else: one reader, one writer, one schema"},
 			{"infrastructure/agents/claude", "infrastructure/agents/lookup", "how npm lays out a native program behind its launcher is one piece of knowledge"},
 			{"infrastructure/agents/codex", "infrastructure/agents/lookup", "how npm lays out a native program behind its launcher is one piece of knowledge"},
 		},

@@ -1,4 +1,4 @@
-package records
+package store
 
 import (
 	"context"
@@ -24,15 +24,15 @@ const (
 	maxRecord = 16 << 20
 )
 
-// Store is a ports.SessionRecords in the file system. Between calls it holds no
-// descriptor but those of the locks, so there is nothing to close. It is safe
+// Store is a ports.SessionStore in the file system. Between calls it holds no
+// descriptor but those of the open logs, so there is nothing to close. It is safe
 // for concurrent use, also by several processes: a record is replaced whole, by
 // rename.
 type Store struct {
 	root string
 }
 
-var _ ports.SessionRecords = (*Store)(nil)
+var _ ports.SessionStore = (*Store)(nil)
 
 // DefaultRoot returns where the state of Caisson belongs by the XDG Base
 // Directory Specification (version 0.8): $XDG_STATE_HOME/caisson, or
@@ -81,10 +81,10 @@ func New(root string) (*Store, error) {
 	return &Store{root: canonical}, nil
 }
 
-// Root implements ports.SessionRecords.
+// Root implements ports.SessionStore.
 func (s *Store) Root() string { return s.root }
 
-// Paths implements ports.SessionRecords.
+// Paths implements ports.SessionStore.
 func (s *Store) Paths(id domain.SessionID) (ports.SessionDirs, error) {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return ports.SessionDirs{}, err
@@ -96,7 +96,7 @@ func (s *Store) Paths(id domain.SessionID) (ports.SessionDirs, error) {
 	}, nil
 }
 
-// Dirs implements ports.SessionRecords.
+// Dirs implements ports.SessionStore.
 func (s *Store) Dirs(ctx context.Context, id domain.SessionID) (ports.SessionDirs, error) {
 	dirs, err := s.Paths(id)
 	if err != nil {
@@ -115,8 +115,32 @@ func (s *Store) Dirs(ctx context.Context, id domain.SessionID) (ports.SessionDir
 	return dirs, nil
 }
 
-// Lock implements ports.SessionRecords.
-func (s *Store) Lock(ctx context.Context, id domain.SessionID) (func() error, error) {
+// List implements ports.SessionStore.
+func (s *Store) List(ctx context.Context) ([]domain.SessionID, error) {
+	sessions, err := s.openSessions(ctx, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer sessions.Close()
+	entries, err := fs.ReadDir(sessions.FS(), ".") // sorted by name
+	if err != nil {
+		return nil, fmt.Errorf("list the sessions: %w", err)
+	}
+	var ids []domain.SessionID
+	for _, e := range entries {
+		if id, err := domain.ParseSessionID(e.Name()); err == nil && e.IsDir() {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// lock makes the caller the only one to have the session open, until unlock is
+// called or the process ends.
+func (s *Store) lock(ctx context.Context, id domain.SessionID) (func() error, error) {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return nil, err
 	}
@@ -186,7 +210,7 @@ func (s *Store) isLock(ctx context.Context, id domain.SessionID, f *os.File) boo
 	return err == nil && os.SameFile(is, opened)
 }
 
-// Save implements ports.SessionRecords.
+// Save implements ports.SessionStore.
 func (s *Store) Save(ctx context.Context, r domain.SessionRecord) error {
 	if _, err := domain.ParseSessionID(string(r.ID)); err != nil {
 		return err
@@ -206,7 +230,7 @@ func (s *Store) Save(ctx context.Context, r domain.SessionRecord) error {
 	return nil
 }
 
-// Load implements ports.SessionRecords.
+// Load implements ports.SessionStore.
 func (s *Store) Load(ctx context.Context, id domain.SessionID) (domain.SessionRecord, error) {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return domain.SessionRecord{}, err
@@ -240,7 +264,7 @@ func (s *Store) Load(ctx context.Context, id domain.SessionID) (domain.SessionRe
 	return r, nil
 }
 
-// Remove implements ports.SessionRecords.
+// Remove implements ports.SessionStore.
 func (s *Store) Remove(ctx context.Context, id domain.SessionID) error {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return err

@@ -1,4 +1,4 @@
-package records
+package store
 
 import (
 	"fmt"
@@ -11,8 +11,9 @@ import (
 )
 
 // version is that of the format of record.json. A change that an older Caisson
-// would misread raises it. Version 1 had no grants.
-const version = 2
+// would misread raises it. Version 1 had no grants; version 2 no log beside it,
+// and nothing of what came with that.
+const version = 3
 
 // wireRecord is record.json.
 type wireRecord struct {
@@ -28,6 +29,19 @@ type wireRecord struct {
 	LastSeq        uint64    `json:"last_seq"`
 	Total          wireUsage `json:"total_usage"`
 	Opened         time.Time `json:"opened"`
+	Updated        time.Time `json:"updated,omitzero"`
+	Epoch          uint64    `json:"epoch,omitzero"`
+	Live           *wireLive `json:"live,omitempty"`
+}
+
+// wireLive is a running turn.
+type wireLive struct {
+	Turn  int    `json:"turn"`
+	First uint64 `json:"first_seq"`
+	Pid   int    `json:"pid"`
+	Start uint64 `json:"start"`
+	Boot  string `json:"boot"`
+	Mark  string `json:"mark"`
 }
 
 type wireUsage struct {
@@ -39,11 +53,19 @@ type wireUsage struct {
 }
 
 func encode(r domain.SessionRecord) ([]byte, error) {
-	data, err := json.Marshal(wireRecord{
+	w := wireRecord{
 		Version: version, ID: string(r.ID), Agent: string(r.Kind), Workspace: r.Workspace,
 		PlanDigest: r.PlanDigest, Grants: r.Grants, ConversationID: r.ConversationID, Lineage: r.Lineage,
 		Turns: r.Turns, LastSeq: r.LastSeq, Total: wireUsage(r.Total), Opened: r.Opened.UTC(),
-	}, jsontext.WithIndent("  "), json.Deterministic(true))
+		Epoch: r.Epoch,
+	}
+	if !r.Updated.IsZero() {
+		w.Updated = r.Updated.UTC()
+	}
+	if l := r.Live; l != nil {
+		w.Live = &wireLive{l.Turn, l.First, l.Process.Pid, l.Process.Start, l.Process.Boot, l.Process.Mark}
+	}
+	data, err := json.Marshal(w, jsontext.WithIndent("  "), json.Deterministic(true))
 	if err != nil {
 		return nil, fmt.Errorf("encode the record of session %s: %w", r.ID, err)
 	}
@@ -81,9 +103,13 @@ func decode(data []byte) (domain.SessionRecord, error) {
 	if len(w.Grants) == 0 {
 		w.Grants = nil
 	}
-	return domain.SessionRecord{
+	r := domain.SessionRecord{
 		ID: id, Kind: domain.AgentKind(w.Agent), Workspace: w.Workspace, PlanDigest: w.PlanDigest, Grants: w.Grants,
 		ConversationID: w.ConversationID, Lineage: w.Lineage, Turns: w.Turns, LastSeq: w.LastSeq,
-		Total: domain.Usage(w.Total), Opened: w.Opened,
-	}, nil
+		Total: domain.Usage(w.Total), Opened: w.Opened, Updated: w.Updated, Epoch: w.Epoch,
+	}
+	if l := w.Live; l != nil {
+		r.Live = &domain.LiveTurn{Turn: l.Turn, First: l.First, Process: domain.ProcessIdentity{Pid: l.Pid, Start: l.Start, Boot: l.Boot, Mark: l.Mark}}
+	}
+	return r, nil
 }

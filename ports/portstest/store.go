@@ -1,9 +1,12 @@
 package portstest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,44 +22,61 @@ import (
 	"github.com/caisson-run/caisson/ports"
 )
 
-// MemoryRecords is a ports.SessionRecords that keeps the records and the locks
-// in memory, so that other processes share neither. The directories are real
-// ones, below its root.
-type MemoryRecords struct {
+// MemoryStore is a ports.SessionStore that keeps the records, the logs and who
+// has them open in memory, so that other processes share none of it. The
+// directories are real ones, below its root.
+type MemoryStore struct {
 	root string
 
-	mu      sync.Mutex
-	records map[domain.SessionID]domain.SessionRecord
-	locked  map[domain.SessionID]bool
+	mu       sync.Mutex
+	sessions map[domain.SessionID]*memorySession
+	open     map[domain.SessionID]bool
 }
 
-var _ ports.SessionRecords = (*MemoryRecords)(nil)
+// memorySession is what is kept of a session.
+type memorySession struct {
+	record *domain.SessionRecord
+	events []domain.Event
+	epoch  uint64 // of the last event
+}
 
-// NewMemoryRecords returns records whose directories go with the test.
-func NewMemoryRecords(tb testing.TB) *MemoryRecords {
+var _ ports.SessionStore = (*MemoryStore)(nil)
+
+// NewMemoryStore returns a store whose directories go with the test.
+func NewMemoryStore(tb testing.TB) *MemoryStore {
 	tb.Helper()
-	r, err := MemoryRecordsAt(tb.TempDir())
+	r, err := MemoryStoreAt(tb.TempDir())
 	require.NoError(tb, err)
 	return r
 }
 
-// MemoryRecordsAt returns records whose directories are below root, an existing
+// MemoryStoreAt returns a store whose directories are below root, an existing
 // directory that the caller removes.
-func MemoryRecordsAt(root string) (*MemoryRecords, error) {
+func MemoryStoreAt(root string) (*MemoryStore, error) {
 	canonical, err := filepath.EvalSymlinks(root)
 	if err != nil {
 		return nil, err
 	}
-	return &MemoryRecords{
-		root: canonical, records: map[domain.SessionID]domain.SessionRecord{}, locked: map[domain.SessionID]bool{},
+	return &MemoryStore{
+		root: canonical, sessions: map[domain.SessionID]*memorySession{}, open: map[domain.SessionID]bool{},
 	}, nil
 }
 
-// Root implements ports.SessionRecords.
-func (m *MemoryRecords) Root() string { return m.root }
+// session returns what is kept of a session, and makes a place for it.
+func (m *MemoryStore) session(id domain.SessionID) *memorySession {
+	s, ok := m.sessions[id]
+	if !ok {
+		s = &memorySession{}
+		m.sessions[id] = s
+	}
+	return s
+}
 
-// Paths implements ports.SessionRecords.
-func (m *MemoryRecords) Paths(id domain.SessionID) (ports.SessionDirs, error) {
+// Root implements ports.SessionStore.
+func (m *MemoryStore) Root() string { return m.root }
+
+// Paths implements ports.SessionStore.
+func (m *MemoryStore) Paths(id domain.SessionID) (ports.SessionDirs, error) {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return ports.SessionDirs{}, err
 	}
@@ -67,12 +87,15 @@ func (m *MemoryRecords) Paths(id domain.SessionID) (ports.SessionDirs, error) {
 	}, nil
 }
 
-// Dirs implements ports.SessionRecords.
-func (m *MemoryRecords) Dirs(_ context.Context, id domain.SessionID) (ports.SessionDirs, error) {
+// Dirs implements ports.SessionStore.
+func (m *MemoryStore) Dirs(_ context.Context, id domain.SessionID) (ports.SessionDirs, error) {
 	dirs, err := m.Paths(id)
 	if err != nil {
 		return ports.SessionDirs{}, err
 	}
+	m.mu.Lock()
+	m.session(id)
+	m.mu.Unlock()
 	for _, dir := range []string{dirs.State, dirs.Home, dirs.Temp, dirs.Spool} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return ports.SessionDirs{}, err
@@ -81,61 +104,171 @@ func (m *MemoryRecords) Dirs(_ context.Context, id domain.SessionID) (ports.Sess
 	return dirs, nil
 }
 
-// Lock implements ports.SessionRecords.
-func (m *MemoryRecords) Lock(_ context.Context, id domain.SessionID) (func() error, error) {
+// Open implements ports.SessionStore.
+func (m *MemoryStore) Open(_ context.Context, id domain.SessionID) (ports.SessionLog, error) {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.locked[id] {
+	if m.open[id] {
 		return nil, &domain.BusyError{Session: id}
 	}
-	m.locked[id] = true
-	var once sync.Once
-	return func() error {
-		once.Do(func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			delete(m.locked, id)
-		})
-		return nil
-	}, nil
+	m.open[id] = true
+	s := m.session(id)
+	l := &memoryLog{store: m, session: s, id: id, epoch: s.epoch}
+	if n := len(s.events); n > 0 {
+		l.last = s.events[n-1].Seq
+	}
+	if r := s.record; r != nil {
+		l.last, l.epoch = max(l.last, r.LastSeq), max(l.epoch, r.Epoch)
+	}
+	l.epoch++
+	return l, nil
 }
 
-// Save implements ports.SessionRecords.
-func (m *MemoryRecords) Save(_ context.Context, r domain.SessionRecord) error {
+// memoryLog is the log of an open session in a MemoryStore, whose lock guards it.
+type memoryLog struct {
+	store   *MemoryStore
+	session *memorySession
+	id      domain.SessionID
+	epoch   uint64
+	last    uint64
+	closed  bool
+}
+
+// Epoch implements ports.SessionLog.
+func (l *memoryLog) Epoch() uint64 { return l.epoch }
+
+// LastSeq implements ports.SessionLog.
+func (l *memoryLog) LastSeq() uint64 {
+	l.store.mu.Lock()
+	defer l.store.mu.Unlock()
+	return l.last
+}
+
+// Append implements ports.SessionLog.
+func (l *memoryLog) Append(_ context.Context, e domain.Event) error {
+	l.store.mu.Lock()
+	defer l.store.mu.Unlock()
+	switch {
+	case l.closed:
+		return fmt.Errorf("the log of session %s: %w", l.id, domain.ErrClosed)
+	case e.Session != l.id:
+		return &domain.InvalidError{What: "event", Value: string(e.Session), Reason: "it belongs to another session"}
+	case e.Seq != l.last+1:
+		return &domain.InvalidError{What: "sequence number", Value: fmt.Sprint(e.Seq), Reason: fmt.Sprintf("the log goes on with %d", l.last+1)}
+	}
+	l.session.events = append(l.session.events, e)
+	l.session.epoch, l.last = l.epoch, e.Seq
+	return nil
+}
+
+// Sync implements ports.SessionLog.
+func (l *memoryLog) Sync(context.Context) error {
+	l.store.mu.Lock()
+	defer l.store.mu.Unlock()
+	if l.closed {
+		return fmt.Errorf("the log of session %s: %w", l.id, domain.ErrClosed)
+	}
+	return nil
+}
+
+// Close implements ports.SessionLog.
+func (l *memoryLog) Close() error {
+	l.store.mu.Lock()
+	defer l.store.mu.Unlock()
+	if !l.closed {
+		l.closed = true
+		delete(l.store.open, l.id)
+	}
+	return nil
+}
+
+// Replay implements ports.SessionStore.
+func (m *MemoryStore) Replay(ctx context.Context, id domain.SessionID, from uint64) iter.Seq2[domain.Event, error] {
+	return func(yield func(domain.Event, error) bool) {
+		if _, err := domain.ParseSessionID(string(id)); err != nil {
+			yield(domain.Event{}, err)
+			return
+		}
+		for {
+			if err := context.Cause(ctx); err != nil {
+				yield(domain.Event{}, err)
+				return
+			}
+			e, ok := m.event(id, from)
+			if !ok || !yield(e, nil) {
+				return
+			}
+			from = e.Seq + 1
+		}
+	}
+}
+
+// event returns the first event of a session with that number or a higher one.
+func (m *MemoryStore) event(id domain.SessionID, from uint64) (domain.Event, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, ok := m.sessions[id]
+	if !ok {
+		return domain.Event{}, false
+	}
+	i, _ := slices.BinarySearchFunc(s.events, from, func(e domain.Event, seq uint64) int { return cmp.Compare(e.Seq, seq) })
+	if i == len(s.events) {
+		return domain.Event{}, false
+	}
+	return s.events[i], true
+}
+
+// List implements ports.SessionStore.
+func (m *MemoryStore) List(context.Context) ([]domain.SessionID, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.sessions)), nil
+}
+
+// Save implements ports.SessionStore.
+func (m *MemoryStore) Save(_ context.Context, r domain.SessionRecord) error {
 	if _, err := domain.ParseSessionID(string(r.ID)); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r.Lineage, r.Grants = slices.Clone(r.Lineage), slices.Clone(r.Grants)
-	m.records[r.ID] = r
+	r = cloneRecord(r)
+	m.session(r.ID).record = &r
 	return nil
 }
 
-// Load implements ports.SessionRecords.
-func (m *MemoryRecords) Load(_ context.Context, id domain.SessionID) (domain.SessionRecord, error) {
+// Load implements ports.SessionStore.
+func (m *MemoryStore) Load(_ context.Context, id domain.SessionID) (domain.SessionRecord, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r, ok := m.records[id]
-	if !ok {
+	s, ok := m.sessions[id]
+	if !ok || s.record == nil {
 		return domain.SessionRecord{}, &domain.InvalidError{What: "session", Value: string(id), Reason: "no such session"}
 	}
-	r.Lineage, r.Grants = slices.Clone(r.Lineage), slices.Clone(r.Grants)
-	return r, nil
+	return cloneRecord(*s.record), nil
 }
 
-// Remove implements ports.SessionRecords.
-func (m *MemoryRecords) Remove(_ context.Context, id domain.SessionID) error {
+// cloneRecord returns a record that shares nothing.
+func cloneRecord(r domain.SessionRecord) domain.SessionRecord {
+	r.Lineage, r.Grants = slices.Clone(r.Lineage), slices.Clone(r.Grants)
+	if r.Live != nil {
+		live := *r.Live
+		r.Live = &live
+	}
+	return r
+}
+
+// Remove implements ports.SessionStore.
+func (m *MemoryStore) Remove(_ context.Context, id domain.SessionID) error {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return err
 	}
-	// A locked session stays locked: nobody begins it anew while its directories
-	// go.
+	// An open session stays open: nobody begins it anew while its directories go.
 	m.mu.Lock()
-	delete(m.records, id)
+	delete(m.sessions, id)
 	m.mu.Unlock()
 	dir := filepath.Join(m.root, string(id))
 	// Directories without write permission are removed too.
@@ -148,11 +281,11 @@ func (m *MemoryRecords) Remove(_ context.Context, id domain.SessionID) error {
 	return os.RemoveAll(dir)
 }
 
-// AssertSessionRecordsContract checks an implementation of ports.SessionRecords.
+// AssertSessionStoreContract checks an implementation of ports.SessionStore.
 // open returns a fresh and empty one.
-func AssertSessionRecordsContract(t *testing.T, open func(testing.TB) ports.SessionRecords) {
+func AssertSessionStoreContract(t *testing.T, open func(testing.TB) ports.SessionStore) {
 	t.Helper()
-	runCases(t, recordsContract, open)
+	runCases(t, slices.Concat(storeContract, logContract), open)
 }
 
 const (
@@ -169,14 +302,16 @@ func aRecord(id domain.SessionID) domain.SessionRecord {
 		Total: domain.Usage{
 			InputTokens: 11, CachedInputTokens: 12, CacheWriteTokens: 13, OutputTokens: 14, ReasoningTokens: 15,
 		},
-		Opened: time.Date(2026, 2, 3, 4, 5, 6, 789, time.UTC),
+		Opened: time.Date(2026, 2, 3, 4, 5, 6, 789, time.UTC), Updated: time.Date(2026, 3, 3, 4, 5, 6, 789, time.UTC),
+		Epoch: 7,
+		Live:  &domain.LiveTurn{Turn: 3, First: 20, Process: domain.ProcessIdentity{Pid: 21, Start: 22, Boot: "boot-23", Mark: "mark-24"}},
 	}
 }
 
-var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
+var storeContract = []contractCase[func(testing.TB) ports.SessionStore]{
 	{
 		"root", "Root is an existing, canonical directory: plans are checked against it by path",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			root := open(tb).Root()
 			require.True(tb, filepath.IsAbs(root), root)
 			canonical, err := filepath.EvalSymlinks(root)
@@ -186,7 +321,7 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 	{
 		"paths make nothing", "Paths tells where the directories would be, so that a plan can be shown without side effects",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			dirs, err := r.Paths(idA)
 			require.NoError(tb, err)
@@ -201,7 +336,7 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 	{
 		"private directories", "Dirs makes four directories below Root, none in another, that only the user can look into",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			a, err := r.Dirs(tb.Context(), idA)
 			require.NoError(tb, err)
@@ -224,7 +359,7 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 	{
 		"directories last", "Dirs of an existing session keeps what is in its directories: the agent's conversation lives there",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			dirs, err := r.Dirs(tb.Context(), idA)
 			require.NoError(tb, err)
@@ -240,19 +375,20 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 	{
 		"round trip", "Load gives back every field that Save was given",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)))
 			got, err := r.Load(tb.Context(), idA)
 			require.NoError(tb, err)
 			require.True(tb, aRecord(idA).Opened.Equal(got.Opened), got.Opened)
-			got.Opened = aRecord(idA).Opened
+			require.True(tb, aRecord(idA).Updated.Equal(got.Updated), got.Updated)
+			got.Opened, got.Updated = aRecord(idA).Opened, aRecord(idA).Updated
 			require.Equal(tb, aRecord(idA), got)
 		},
 	},
 	{
 		"the last save counts", "Save replaces the earlier record whole, and not that of another session",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)))
 			require.NoError(tb, r.Save(tb.Context(), aRecord(idB)))
@@ -271,25 +407,27 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 	{
 		"a record is a copy", "what the caller does to a record after Save or Load does not change what is stored",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			mine := aRecord(idA)
 			require.NoError(tb, r.Save(tb.Context(), mine))
-			mine.Lineage[0], mine.Grants[0] = "changed", "changed"
+			mine.Lineage[0], mine.Grants[0], mine.Live.Turn = "changed", "changed", 99
 			got, err := r.Load(tb.Context(), idA)
 			require.NoError(tb, err)
 			require.Equal(tb, "c-1", got.Lineage[0])
 			require.Equal(tb, "read /a  # one", got.Grants[0])
-			got.Lineage[0], got.Grants[0] = "changed", "changed"
+			require.Equal(tb, 3, got.Live.Turn)
+			got.Lineage[0], got.Grants[0], got.Live.Turn = "changed", "changed", 99
 			got, err = r.Load(tb.Context(), idA)
 			require.NoError(tb, err)
 			require.Equal(tb, "c-1", got.Lineage[0])
 			require.Equal(tb, "read /a  # one", got.Grants[0])
+			require.Equal(tb, 3, got.Live.Turn)
 		},
 	},
 	{
 		"unknown session", "Load of a session that was never saved is the caller's mistake and named as such, also if its directories exist",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			var invalid *domain.InvalidError
 			_, err := r.Load(tb.Context(), idA)
@@ -302,33 +440,33 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 		},
 	},
 	{
-		"one has the session open", "Lock refuses everybody but the first with a BusyError, at once, until that one unlocks: two ends of one conversation fork it",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		"one has the session open", "Open refuses everybody but the first with a BusyError, at once, until that one closes it: two ends of one conversation fork it",
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
-			unlock := lock(tb, r, idA)
+			log := openLog(tb, r, idA)
 			_, err := r.Load(tb.Context(), idA)
-			require.Error(tb, err, "a lock is no record")
+			require.Error(tb, err, "an open session is no record")
 			for range 2 {
-				_, err := r.Lock(tb.Context(), idA)
+				_, err := r.Open(tb.Context(), idA)
 				require.ErrorIs(tb, err, domain.ErrBusy)
 				var busy *domain.BusyError
 				require.ErrorAs(tb, err, &busy)
 				require.Equal(tb, idA, busy.Session)
 			}
-			other := lock(tb, r, idB)
+			other := openLog(tb, r, idB)
 			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)), "who has it open can save it")
-			require.NoError(tb, unlock())
-			again := lock(tb, r, idA)
-			require.NoError(tb, unlock(), "twice, which takes nothing from the next one")
-			_, err = r.Lock(tb.Context(), idA)
+			require.NoError(tb, log.Close())
+			again := openLog(tb, r, idA)
+			require.NoError(tb, log.Close(), "twice, which takes nothing from the next one")
+			_, err = r.Open(tb.Context(), idA)
 			require.ErrorIs(tb, err, domain.ErrBusy)
-			require.NoError(tb, again())
-			require.NoError(tb, other())
+			require.NoError(tb, again.Close())
+			require.NoError(tb, other.Close())
 		},
 	},
 	{
-		"one of many has the session open", "Of those who lock at the same time exactly one succeeds, also while others remove the session",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		"one of many has the session open", "Of those who open it at the same time exactly one succeeds, also while others remove the session",
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			var holders atomic.Int32
 			const workers, rounds = 8, 25
@@ -337,7 +475,7 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 			for range workers {
 				wg.Go(func() {
 					for range rounds {
-						unlock, err := r.Lock(tb.Context(), idA)
+						log, err := r.Open(tb.Context(), idA)
 						if errors.Is(err, domain.ErrBusy) {
 							continue
 						}
@@ -349,7 +487,7 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 							failures <- fmt.Errorf("%d have it open", n)
 						}
 						holders.Add(-1)
-						if err := errors.Join(r.Remove(tb.Context(), idA), unlock()); err != nil {
+						if err := errors.Join(r.Remove(tb.Context(), idA), log.Close()); err != nil {
 							failures <- err
 						}
 					}
@@ -360,25 +498,29 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 			for err := range failures {
 				require.NoError(tb, err)
 			}
-			require.NoError(tb, lock(tb, r, idA)(), "in the end it is free")
+			require.NoError(tb, openLog(tb, r, idA).Close(), "in the end it is free")
 		},
 	},
 	{
 		"remove what one has open", "Who has a session open can remove it: that is how a session without a turn ends",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
-			unlock := lock(tb, r, idA)
+			log := openLog(tb, r, idA)
 			dirs, err := r.Dirs(tb.Context(), idA)
 			require.NoError(tb, err)
+			require.NoError(tb, log.Append(tb.Context(), anEvent(idA, 1)))
 			require.NoError(tb, r.Remove(tb.Context(), idA))
 			require.NoDirExists(tb, dirs.State)
-			require.NoError(tb, unlock())
-			require.NoError(tb, lock(tb, r, idA)())
+			require.NoError(tb, log.Close())
+			require.Empty(tb, replayed(tb, r, idA, 1))
+			log = openLog(tb, r, idA)
+			require.Zero(tb, log.LastSeq())
+			require.NoError(tb, log.Close())
 		},
 	},
 	{
 		"ids are no paths", "an id that is no lower-case UUID is refused by every method: an id becomes a directory's name",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			for _, id := range []domain.SessionID{"", ".", "..", "../x", "a/b", idA + "/..", domain.SessionID(strings.ToUpper(string(idA))), idA + "\x00"} {
 				_, err := r.Paths(id)
@@ -387,8 +529,10 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 				require.Error(tb, err, "Dirs(%q)", id)
 				_, err = r.Load(tb.Context(), id)
 				require.Error(tb, err, "Load(%q)", id)
-				_, err = r.Lock(tb.Context(), id)
-				require.Error(tb, err, "Lock(%q)", id)
+				_, err = r.Open(tb.Context(), id)
+				require.Error(tb, err, "Open(%q)", id)
+				_, errs := drain(r.Replay(tb.Context(), id, 1))
+				require.Len(tb, errs, 1, "Replay(%q)", id)
 				require.Error(tb, r.Remove(tb.Context(), id), "Remove(%q)", id)
 				record := aRecord(id)
 				require.Error(tb, r.Save(tb.Context(), record), "Save(%q)", id)
@@ -397,7 +541,7 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 	{
 		"remove", "Remove leaves neither the record nor the directories, whatever the agent left in them, and touches no other session",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			outside := filepath.Join(tb.TempDir(), "outside")
 			require.NoError(tb, os.WriteFile(outside, []byte("kept"), 0o600))
@@ -430,7 +574,7 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 	{
 		"remove nothing", "Removing what is not there is no error, so a rollback can always remove",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			require.NoError(tb, r.Remove(tb.Context(), idA))
 			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)))
@@ -440,7 +584,7 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 	{
 		"whole or not at all", "a reader never sees half of a record while others write",
-		func(tb testing.TB, open func(testing.TB) ports.SessionRecords) {
+		func(tb testing.TB, open func(testing.TB) ports.SessionStore) {
 			r := open(tb)
 			require.NoError(tb, r.Save(tb.Context(), aRecord(idA)))
 			const writers, rounds = 4, 25
@@ -478,12 +622,12 @@ var recordsContract = []contractCase[func(testing.TB) ports.SessionRecords]{
 	},
 }
 
-// lock locks a session that must be free.
-func lock(tb testing.TB, r ports.SessionRecords, id domain.SessionID) func() error {
+// openLog opens a session that must be free.
+func openLog(tb testing.TB, r ports.SessionStore, id domain.SessionID) ports.SessionLog {
 	tb.Helper()
-	unlock, err := r.Lock(tb.Context(), id)
+	log, err := r.Open(tb.Context(), id)
 	require.NoError(tb, err)
-	return unlock
+	return log
 }
 
 func fourDirs(d ports.SessionDirs) []string { return []string{d.State, d.Home, d.Temp, d.Spool} }

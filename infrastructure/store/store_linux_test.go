@@ -1,4 +1,4 @@
-package records
+package store
 
 import (
 	"bufio"
@@ -31,7 +31,7 @@ func newStore(tb testing.TB) *Store {
 }
 
 func TestStoreKeepsTheContract(t *testing.T) {
-	portstest.AssertSessionRecordsContract(t, func(tb testing.TB) ports.SessionRecords { return newStore(tb) })
+	portstest.AssertSessionStoreContract(t, func(tb testing.TB) ports.SessionStore { return newStore(tb) })
 }
 
 func TestNothingIsLeftOpenAndNoTemporaryFileStays(t *testing.T) {
@@ -45,11 +45,15 @@ func TestNothingIsLeftOpenAndNoTemporaryFileStays(t *testing.T) {
 	_, err = s.Load(t.Context(), id)
 	require.NoError(t, err)
 	for range 3 {
-		unlock, err := s.Lock(t.Context(), id)
+		log, err := s.Open(t.Context(), id)
 		require.NoError(t, err)
-		_, err = s.Lock(t.Context(), id)
+		_, err = s.Open(t.Context(), id)
 		require.ErrorIs(t, err, domain.ErrBusy)
-		require.NoError(t, unlock())
+		require.NoError(t, log.Append(t.Context(), event(log.LastSeq()+1, "x")))
+		for _, err := range s.Replay(t.Context(), id, 1) {
+			require.NoError(t, err)
+		}
+		require.NoError(t, log.Close())
 	}
 	entries, err := os.ReadDir(filepath.Dir(dirs.State))
 	require.NoError(t, err)
@@ -57,7 +61,7 @@ func TestNothingIsLeftOpenAndNoTemporaryFileStays(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	require.Equal(t, []string{"agent", "home", "lock", "record.json", "spool", "tmp"}, names)
+	require.Equal(t, []string{"agent", "events.jsonl", "home", "lock", "record.json", "spool", "tmp"}, names)
 }
 
 // hold makes this test binary a process that has a session open.
@@ -74,7 +78,7 @@ func TestMain(m *testing.M) {
 func holder(root string) int {
 	s, err := New(root)
 	if err == nil {
-		_, err = s.Lock(context.Background(), id)
+		_, err = s.Open(context.Background(), id)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -103,18 +107,18 @@ func TestAnotherProcessIsLockedOutUntilTheFirstIsGone(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "locked\n", line)
 
-			_, err = s.Lock(t.Context(), id)
+			_, err = s.Open(t.Context(), id)
 			require.ErrorIs(t, err, domain.ErrBusy)
 			require.NoError(t, end(cmd.Process, stdin))
 			_ = cmd.Wait() // killed or not
-			unlock, err := s.Lock(t.Context(), id)
+			log, err := s.Open(t.Context(), id)
 			require.NoError(t, err)
 
 			second := exec.CommandContext(t.Context(), os.Args[0], hold, s.Root())
 			out, err := second.CombinedOutput()
 			require.Error(t, err, "now it is the other one that is locked out")
 			require.Contains(t, string(out), "in use")
-			require.NoError(t, unlock())
+			require.NoError(t, log.Close())
 		})
 	}
 }
@@ -122,7 +126,7 @@ func TestAnotherProcessIsLockedOutUntilTheFirstIsGone(t *testing.T) {
 // A child must not keep the lock alive beyond its parent.
 func TestAChildDoesNotInheritTheLock(t *testing.T) {
 	s := newStore(t)
-	unlock, err := s.Lock(t.Context(), id)
+	log, err := s.Open(t.Context(), id)
 	require.NoError(t, err)
 	child := exec.CommandContext(t.Context(), "/bin/sh", "-c", `ls -l /proc/self/fd; read -r line`)
 	stdin, err := child.StdinPipe()
@@ -130,10 +134,10 @@ func TestAChildDoesNotInheritTheLock(t *testing.T) {
 	var out strings.Builder
 	child.Stdout = &out
 	require.NoError(t, child.Start())
-	require.NoError(t, unlock())
-	again, err := s.Lock(t.Context(), id)
+	require.NoError(t, log.Close())
+	again, err := s.Open(t.Context(), id)
 	require.NoError(t, err, "while the child runs")
-	require.NoError(t, again())
+	require.NoError(t, again.Close())
 	require.NoError(t, stdin.Close())
 	_ = child.Wait() // read fails at the end of its input
 	require.NotContains(t, out.String(), s.Root())
@@ -142,23 +146,23 @@ func TestAChildDoesNotInheritTheLock(t *testing.T) {
 func TestALockWithoutARootFails(t *testing.T) {
 	s := newStore(t)
 	require.NoError(t, os.RemoveAll(s.Root()))
-	_, err := s.Lock(t.Context(), id)
+	_, err := s.Open(t.Context(), id)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
 func TestRemoveDoesNotTouchWhatIsBegunAnew(t *testing.T) {
 	s := newStore(t)
 	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
-	old, err := s.Lock(t.Context(), id)
+	old, err := s.Open(t.Context(), id)
 	require.NoError(t, err)
 	require.NoError(t, s.Remove(t.Context(), id))
-	unlock, err := s.Lock(t.Context(), id)
+	log, err := s.Open(t.Context(), id)
 	require.NoError(t, err, "a removed session is nobody's")
 	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "codex"}))
-	require.NoError(t, old())
-	_, err = s.Lock(t.Context(), id)
+	require.NoError(t, old.Close())
+	_, err = s.Open(t.Context(), id)
 	require.ErrorIs(t, err, domain.ErrBusy, "the old lock does not free the new one")
-	require.NoError(t, unlock())
+	require.NoError(t, log.Close())
 	got, err := s.Load(t.Context(), id)
 	require.NoError(t, err)
 	require.Equal(t, domain.AgentCodex, got.Kind)
@@ -171,9 +175,9 @@ func TestEverythingIsPrivate(t *testing.T) {
 	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
 	_, err := s.Dirs(t.Context(), id)
 	require.NoError(t, err)
-	unlock, err := s.Lock(t.Context(), id)
+	log, err := s.Open(t.Context(), id)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, unlock()) }()
+	defer func() { require.NoError(t, log.Close()) }()
 	require.NoError(t, filepath.Walk(s.Root(), func(path string, info os.FileInfo, err error) error {
 		require.NoError(t, err)
 		require.Zero(t, info.Mode().Perm()&0o077, "%s %s", path, info.Mode())
@@ -295,7 +299,7 @@ func TestForeignThingsInTheWayAreErrors(t *testing.T) {
 			require.ErrorContains(t, s.Save(t.Context(), domain.SessionRecord{ID: id}), "not a directory")
 			_, err = s.Load(t.Context(), id)
 			require.ErrorContains(t, err, "not a directory")
-			_, err = s.Lock(t.Context(), id)
+			_, err = s.Open(t.Context(), id)
 			require.ErrorContains(t, err, "not a directory")
 		})
 	}
@@ -338,7 +342,7 @@ func TestForeignThingsInTheWayAreErrors(t *testing.T) {
 			func() error { return os.Mkdir(lock, 0o700) },
 		} {
 			require.NoError(t, plant())
-			_, err = s.Lock(t.Context(), id)
+			_, err = s.Open(t.Context(), id)
 			require.ErrorContains(t, err, "not a regular file")
 			require.NoError(t, os.Remove(lock))
 		}
@@ -385,7 +389,7 @@ func TestDecodeIsStrict(t *testing.T) {
 	for name, c := range map[string]struct{ data, want string }{
 		"nothing":           {"", "decode"},
 		"cut off":           {string(good[:len(good)/2]), "decode"},
-		"another version":   {change(`"version": 2`, `"version": 7`), `version "7": this Caisson reads 1 to 2`},
+		"another version":   {change(`"version": 3`, `"version": 7`), `version "7": this Caisson reads 1 to 3`},
 		"no version":        {`{}`, `version "0"`},
 		"a version as text": {`{"version":"1"}`, "decode"},
 		"an unknown member": {change(`"turns"`, `"secret": 1, "turns"`), "secret"},
@@ -407,7 +411,7 @@ func TestARecordOfVersion1IsRead(t *testing.T) {
 	data, err := encode(domain.SessionRecord{ID: id, Kind: "claude", Turns: 2})
 	require.NoError(t, err)
 	require.NotContains(t, string(data), "grants")
-	r, err := decode([]byte(strings.Replace(string(data), `"version": 2`, `"version": 1`, 1)))
+	r, err := decode([]byte(strings.Replace(string(data), `"version": 3`, `"version": 1`, 1)))
 	require.NoError(t, err)
 	require.Equal(t, 2, r.Turns)
 	require.Nil(t, r.Grants, "unknown, which is not none")
@@ -457,7 +461,8 @@ func FuzzDecode(f *testing.F) {
 		back, err := decode(again)
 		require.NoError(t, err)
 		require.True(t, r.Opened.Equal(back.Opened))
-		back.Opened = r.Opened
+		require.True(t, r.Updated.Equal(back.Updated))
+		back.Opened, back.Updated = r.Opened, r.Updated
 		if len(r.Lineage) == 0 {
 			back.Lineage = r.Lineage
 		}
