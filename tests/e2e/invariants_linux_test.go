@@ -2,24 +2,22 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/caisson-run/caisson/application"
 	"github.com/caisson-run/caisson/composition"
+	"github.com/caisson-run/caisson/composition/invariants"
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
-	"github.com/caisson-run/caisson/infrastructure/process"
+	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/ports/portstest"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
@@ -145,312 +143,93 @@ func resultsOf(events []domain.Event) (results []domain.ToolResult) {
 	return results
 }
 
-// shape is an event without what differs between two runs of one script.
-func shape(e domain.Event) string {
-	switch r := e.Reply.(type) {
-	case domain.SandboxApplied:
-		return "sandbox"
-	case domain.ConversationStarted:
-		return "session " + r.Model
-	case domain.Final:
-		return fmt.Sprintf("final %s %q %+v %v", r.Outcome, r.Text, r.Usage, r.Exit)
-	case domain.ToolCall:
-		return fmt.Sprintf("call %s %s %s", r.Name, r.Kind, r.Input)
-	case domain.ToolResult:
-		return fmt.Sprintf("result %s %q %v", r.Status, r.Output, r.ExitCode == nil || *r.ExitCode == 0)
-	case domain.FileChange:
-		return fmt.Sprintf("file_change %s %v", r.Status, r.Changes)
+// The seven invariants are checked as "caisson verify" checks them, with each
+// agent, and besides nothing may be left behind.
+
+func TestInvariant1Parity(t *testing.T)                  { holds(t, 1) }
+func TestInvariant2NegativeCompanion(t *testing.T)       { holds(t, 2) }
+func TestInvariant3FailClosed(t *testing.T)              { holds(t, 3) }
+func TestInvariant4NativeNoOp(t *testing.T)              { holds(t, 4) }
+func TestInvariant5IrreversibilityConfined(t *testing.T) { holds(t, 5) }
+func TestInvariant6TimeoutKillsTheTree(t *testing.T)     { holds(t, 6) }
+func TestInvariant7ResumePreserved(t *testing.T)         { holds(t, 7) }
+
+func holds(t *testing.T, number int) {
+	t.Helper()
+	testkit.RequireLandlock(t, 6)
+	invariant := invariants.All()[number-1]
+	require.Equal(t, number, invariant.Number)
+	require.Equal(t, agents, invariants.Agents())
+	for _, agent := range invariants.Agents() {
+		t.Run(string(agent), func(t *testing.T) {
+			testkit.NoLeaks(t)
+			require.NoError(t, invariant.Check(t.Context(), invariantsConfig(t), agent))
+		})
 	}
-	return fmt.Sprintf("%s %+v", e.Reply.EventType(), e.Reply)
 }
 
-// Invariant 1, parity: the sandbox changes what an agent may do, and nothing of
-// how it works. The same script gives the same events with and without it.
-func TestInvariant1Parity(t *testing.T) {
-	forEachAgent(t, func(t *testing.T, s *stage) {
-		script := []string{
-			"think about it", "say starting", "sh echo out; echo err >&2; exit 3", "write made.txt content", "read made.txt",
-			"sh mkdir -p a b && touch a/f && mv a/f b/g && ls b", "todo +one|two", "lines 50", "bytes 100000", "say done",
-		}
-		shapes := func(mode application.SandboxMode) (lines []string, receipt domain.Receipt) {
-			session := s.open(t, application.OpenRequest{Sandbox: mode})
-			events := s.run(t, session, script...)
-			require.NoError(t, session.Close(t.Context()))
-			require.NoError(t, os.RemoveAll(filepath.Join(s.workspace, "made.txt")))
-			for _, dir := range []string{"a", "b"} {
-				require.NoError(t, os.RemoveAll(filepath.Join(s.workspace, dir)))
-			}
-			for _, e := range events {
-				lines = append(lines, shape(e))
-			}
-			return lines, receiptOf(events)
-		}
-		confined, receipt := shapes(application.SandboxMode{})
-		require.False(t, receipt.Unconfined)
-		native, receipt := shapes(s.off)
-		require.True(t, receipt.Unconfined)
-		require.Equal(t, native, confined)
-		require.Contains(t, confined[len(confined)-1], "final completed")
-	})
+func invariantsConfig(t *testing.T) invariants.Config {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	return invariants.Config{Program: testkit.FakeProgram(), Dir: dir}
 }
 
-// Invariant 2, the negative companion: what the sandbox denies would have
-// worked without it. The kernel denies it, not the agent.
-func TestInvariant2NegativeCompanion(t *testing.T) {
-	forEachAgent(t, func(t *testing.T, s *stage) {
-		for _, attempt := range []struct{ name, file, command string }{
-			{"the write tool", "tool", "write %s x"},
-			{"a shell", "shell", "sh echo x > %s"},
-			{"a grandchild", "grandchild", "sh setsid sh -c 'sh -c \"echo x > %s\"'"},
-			{"a rename out of the workspace", "rename", "sh echo x > here && mv here %s"},
-			{"a link", "link", "sh ln -sf %s way && echo x > way"},
-		} {
-			file := filepath.Join(s.outside, attempt.file)
-			command := fmt.Sprintf(attempt.command, file)
-			confined := s.open(t, application.OpenRequest{})
-			events := s.run(t, confined, command, "say the agent goes on")
-			require.Equal(t, "landlock+seccomp", receiptOf(events).Enforcer)
-			require.NoFileExists(t, file, attempt.name)
-			require.Contains(t, textOf(events), "the agent goes on")
-			require.Equal(t, domain.OutcomeCompleted, finalOf(events).Outcome)
-			results := resultsOf(events)
-			require.Len(t, results, 1)
-			require.Equal(t, domain.ToolFailed, results[0].Status, attempt.name)
-
-			native := s.open(t, application.OpenRequest{Sandbox: s.off})
-			events = s.run(t, native, command)
-			require.FileExists(t, file, "the companion must work: %s", attempt.name)
-			require.Equal(t, domain.ToolCompleted, resultsOf(events)[0].Status)
-		}
-	})
-}
-
-// Invariant 3, fail-closed: an enforcer that fails means that no child ever
-// existed, at whichever step it fails.
-func TestInvariant3FailClosed(t *testing.T) {
-	broken := errors.New("the enforcer is broken")
-	for name, enforcer := range map[string]portstest.DenyingEnforcer{
-		"prepare": {PrepareErr: broken},
-		"apply":   {ApplyErr: broken},
+// The checks find what they are there for.
+func TestTheInvariantsFindFaults(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	all := invariants.All()
+	for name, c := range map[string]struct {
+		invariant int
+		enforcer  ports.SandboxEnforcer
+		says      string
+	}{
+		// Whether it denies is what the opening asks; from then on it does nothing.
+		"nothing is denied":   {2, &lapsing{SandboxEnforcer: composition.DefaultEnforcer(), then: toothless{composition.DefaultEnforcer()}}, "the write tool"},
+		"everything is":       {1, portstest.DenyingEnforcer{}, "the denying enforcer"},
+		"the tree is left":    {6, groupless{composition.DefaultEnforcer()}, "is left"},
+		"the plan is another": {7, digestless{composition.DefaultEnforcer()}, "plan"},
 	} {
-		t.Run("a turn's "+name, func(t *testing.T) {
-			forEachAgent(t, func(t *testing.T, native *stage) {
-				s := newStage(t, native.agent, composition.WithSandboxEnforcer(&lapsing{
-					SandboxEnforcer: composition.DefaultEnforcer(), then: enforcer,
-				}))
-				marker := filepath.Join(s.workspace, "ran")
-				session := s.open(t, application.OpenRequest{})
-				before := testkit.Children()
-				_, err := session.Send(t.Context(), fakecli.Script("write "+marker+" x"))
-				require.ErrorIs(t, err, broken)
-				require.Equal(t, before, testkit.Children())
-				require.NoFileExists(t, marker)
-				_, err = session.SendBlocking(t.Context(), fakecli.Script("write "+marker+" x"))
-				require.ErrorIs(t, err, broken)
-				require.NoFileExists(t, marker)
-
-				// The companion: the marker is what a child would leave.
-				events := s.run(t, s.open(t, application.OpenRequest{Sandbox: s.off}), "write "+marker+" x")
-				require.Equal(t, domain.OutcomeCompleted, finalOf(events).Outcome)
-				require.FileExists(t, marker)
-			})
-		})
-		t.Run("the opening's "+name, func(t *testing.T) {
-			forEachAgent(t, func(t *testing.T, s *stage) {
-				requireNotOpened(t, s, func(err error) { require.ErrorIs(t, err, broken) })
-			}, composition.WithSandboxEnforcer(enforcer))
+		t.Run(name, func(t *testing.T) {
+			testkit.NoLeaks(t)
+			config := invariantsConfig(t)
+			config.Enforcer = c.enforcer
+			err := all[c.invariant-1].Check(t.Context(), config, domain.AgentClaude)
+			require.Error(t, err)
+			require.Contains(t, err.Error(), c.says)
+			require.Contains(t, err.Error(), fmt.Sprintf("invariant %d", c.invariant))
 		})
 	}
-	t.Run("an enforcer that does not enforce", func(t *testing.T) {
-		forEachAgent(t, func(t *testing.T, s *stage) {
-			requireNotOpened(t, s, func(err error) {
-				var probe *domain.ProbeError
-				require.ErrorAs(t, err, &probe)
-				require.Equal(t, domain.ProbeDeniedRead, probe.Attempt)
-			})
-		}, composition.WithSandboxEnforcer(toothless{composition.DefaultEnforcer()}))
-	})
-	t.Run("a property that cannot be enforced", func(t *testing.T) {
-		forEachAgent(t, func(t *testing.T, s *stage) {
-			_, err := s.Orchestrator.Open(t.Context(), application.OpenRequest{
-				Agent: s.agent, Workspace: s.workspace, Policy: application.Policy{Limits: domain.Limits{MemoryBytes: 1 << 30}},
-			})
-			var strict *domain.StrictnessError
-			require.ErrorAs(t, err, &strict)
-			require.Contains(t, err.Error(), "--waive memory-limit")
-			requireNoSession(t, s)
-		})
-	})
 }
 
-// requireNotOpened opens a session, which must fail and leave nothing.
-func requireNotOpened(t *testing.T, s *stage, check func(error)) {
-	t.Helper()
-	before := testkit.Children()
-	_, err := s.Orchestrator.Open(t.Context(), application.OpenRequest{Agent: s.agent, Workspace: s.workspace})
-	require.Error(t, err)
-	check(err)
-	require.Equal(t, before, testkit.Children())
-	requireNoSession(t, s)
-}
+// groupless has no kill groups.
+type groupless struct{ ports.SandboxEnforcer }
 
-func requireNoSession(t *testing.T, s *stage) {
-	t.Helper()
-	sessions, err := os.ReadDir(filepath.Join(s.root, "sessions"))
-	if !errors.Is(err, os.ErrNotExist) {
-		require.NoError(t, err)
+func (e groupless) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	c, err := e.SandboxEnforcer.Prepare(ctx, plan, line)
+	if err != nil {
+		return nil, err
 	}
-	require.Empty(t, sessions, "nothing is half-opened")
+	return struct{ ports.Confinement }{c}, nil
 }
 
-// Invariant 4, native no-op: without a sandbox nothing of the machinery shows:
-// no restriction in the child, and an honest receipt.
-func TestInvariant4NativeNoOp(t *testing.T) {
-	const status = "sh grep -E 'NoNewPrivs|Seccomp:' /proc/self/status"
-	native := func(t *testing.T, s *stage, mode application.SandboxMode, why string) {
-		mine, err := os.ReadFile("/proc/self/status")
-		require.NoError(t, err)
-		session := s.open(t, application.OpenRequest{Sandbox: mode})
-		events := s.run(t, session, status, "write "+filepath.Join(s.outside, "free")+" x")
-		receipt := receiptOf(events)
-		require.True(t, receipt.Unconfined)
-		require.Contains(t, receipt.Why, why)
-		require.Empty(t, receipt.Properties)
-		require.Empty(t, receipt.Layers)
-		for line := range strings.Lines(resultsOf(events)[0].Output) {
-			require.Contains(t, string(mine), strings.TrimSpace(line), "the child differs from its parent")
-		}
-		require.FileExists(t, filepath.Join(s.outside, "free"))
+// digestless does not say which plan it enforces.
+type digestless struct{ ports.SandboxEnforcer }
+
+func (e digestless) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	c, err := e.SandboxEnforcer.Prepare(ctx, plan, line)
+	if err != nil {
+		return nil, err
 	}
-	t.Run("said off", func(t *testing.T) {
-		forEachAgent(t, func(t *testing.T, s *stage) { native(t, s, s.off, "the companion of a test") })
-	})
-	t.Run("allowed without an enforcer", func(t *testing.T) {
-		forEachAgent(t, func(t *testing.T, s *stage) { native(t, s, application.SandboxMode{}, "native") }, composition.WithAllowNative())
-	})
+	return digestlessConfinement{c}, nil
 }
 
-// Invariant 5, irreversibility confined between turns: what a turn's sandbox
-// takes away for good is taken from that turn alone. The orchestrator, its
-// threads, its other children and the next turn under another plan are free.
-func TestInvariant5IrreversibilityConfined(t *testing.T) {
-	forEachAgent(t, func(t *testing.T, s *stage) {
-		hostWrites := func(name string) {
-			require.NoError(t, os.WriteFile(filepath.Join(s.outside, name), []byte("x"), 0o600))
-			require.Empty(t, testkit.RestrictedThreads())
-		}
-		grant := application.Policy{Rules: []domain.PathRule{{Path: s.outside, Access: domain.AccessReadWrite}}}
-		attempt := func(file string) string { return "sh echo x > " + filepath.Join(s.outside, file) }
+type digestlessConfinement struct{ ports.Confinement }
 
-		narrow, wide := s.open(t, application.OpenRequest{}), s.open(t, application.OpenRequest{Policy: grant})
-		for i := range 3 {
-			events := s.run(t, narrow, attempt(fmt.Sprint("narrow", i)))
-			require.Equal(t, domain.ToolFailed, resultsOf(events)[0].Status)
-			hostWrites("host")
-			events = s.run(t, wide, attempt(fmt.Sprint("wide", i)))
-			require.Equal(t, domain.ToolCompleted, resultsOf(events)[0].Status)
-			require.FileExists(t, filepath.Join(s.outside, fmt.Sprint("wide", i)))
-			require.NoFileExists(t, filepath.Join(s.outside, fmt.Sprint("narrow", i)))
-			hostWrites("host")
-		}
-		// And while a confined turn is running.
-		turn, err := narrow.Send(t.Context(), fakecli.Script("say up", "sleep 50ms", "say over"))
-		require.NoError(t, err)
-		s.read(t, narrow, turn, func(e domain.Event) { hostWrites("during") })
-	})
-}
-
-// Invariant 6, timeout means killed, drained, reaped, and nothing left: no
-// process of the tree, whatever it did to get away, no zombie, no descriptor,
-// no goroutine.
-func TestInvariant6TimeoutKillsTheTree(t *testing.T) {
-	forEachAgent(t, func(t *testing.T, s *stage) {
-		for _, limit := range []domain.Limits{{WallClock: 1500 * time.Millisecond}, {Idle: 1500 * time.Millisecond}} {
-			pidfile := filepath.Join(s.workspace, "daemon")
-			_ = os.Remove(pidfile)
-			session := s.open(t, application.OpenRequest{Policy: application.Policy{Limits: limit}})
-			turn, err := session.Send(t.Context(), fakecli.Script("say up", "fork 3", "daemon "+pidfile, "holdstdout 1h", "trap", "hang"))
-			require.NoError(t, err)
-			var pids []int
-			begun := time.Now()
-			events := s.read(t, session, turn, func(e domain.Event) {
-				if r, ok := e.Reply.(domain.ToolResult); ok {
-					for _, word := range strings.Fields(r.Output) {
-						if pid, err := strconv.Atoi(word); err == nil {
-							pids = append(pids, pid)
-						}
-					}
-				}
-			})
-			daemon, err := os.ReadFile(pidfile)
-			require.NoError(t, err, "the daemon must have been started")
-			pid, err := strconv.Atoi(strings.TrimSpace(string(daemon)))
-			require.NoError(t, err)
-			pids = append(pids, pid)
-			require.GreaterOrEqual(t, len(pids), 4)
-			for _, pid := range pids {
-				require.False(t, testkit.Alive(pid), "process %d (%s) is left after %s", pid, testkit.Comm(pid), limit)
-			}
-			final := finalOf(events)
-			require.Equal(t, domain.OutcomeTimedOut, final.Outcome)
-			require.Contains(t, final.Error.Message, "1.5s")
-			require.Equal(t, "SIGKILL", final.Exit.Signal, "it ignored everything else")
-			require.Equal(t, domain.TreeKeeper, receiptOf(events).Tree)
-			require.Less(t, time.Since(begun), 30*time.Second)
-
-			// The session goes on.
-			require.Equal(t, domain.OutcomeCompleted, finalOf(s.run(t, session, "say well")).Outcome)
-			require.NoError(t, session.Close(t.Context()))
-		}
-	}, composition.WithGraces(process.Graces{Interrupt: 100 * time.Millisecond, Terminate: 100 * time.Millisecond}))
-}
-
-// Invariant 7, resume preserved under the sandbox: a later turn, also of a new
-// process of Caisson's, continues the conversation under the same plan, or is
-// refused.
-func TestInvariant7ResumePreserved(t *testing.T) {
-	forEachAgent(t, func(t *testing.T, s *stage) {
-		session := s.open(t, application.OpenRequest{})
-		first := s.run(t, session, "say the word is xylophone")
-		second := s.run(t, session, "recall")
-		require.Contains(t, textOf(second), "1 turns before")
-		require.Contains(t, textOf(second), "xylophone")
-		conversation := finalOf(first).ConversationID
-		require.True(t, domain.IsUUID(conversation), conversation)
-		require.Equal(t, conversation, finalOf(second).ConversationID)
-		digest := receiptOf(first).PlanDigest
-		require.NotEmpty(t, digest)
-		require.Equal(t, digest, receiptOf(second).PlanDigest)
-		require.NoError(t, session.Close(t.Context()))
-		require.NoError(t, s.Close(t.Context()))
-
-		again, err := composition.New(t.Context(), s.options...)
-		require.NoError(t, err)
-		defer func() { require.NoError(t, again.Close(context.Background())) }()
-		s.Caisson = again
-		resumed := s.open(t, application.OpenRequest{Resume: session.ID()})
-		third := s.run(t, resumed, "recall", "sh echo x > "+filepath.Join(s.outside, "x"))
-		require.Contains(t, textOf(third), "2 turns before")
-		require.Equal(t, conversation, finalOf(third).ConversationID)
-		require.Equal(t, digest, receiptOf(third).PlanDigest)
-		require.Equal(t, second[len(second)-1].Seq+1, third[0].Seq, "sequence numbers go on")
-		require.Equal(t, 3, third[0].Turn)
-		require.NoFileExists(t, filepath.Join(s.outside, "x"))
-		require.NoError(t, resumed.Close(t.Context()))
-
-		// A wider plan is another plan.
-		_, err = again.Orchestrator.Open(t.Context(), application.OpenRequest{
-			Resume: session.ID(), Policy: application.Policy{Rules: []domain.PathRule{{Path: s.outside, Access: domain.AccessReadWrite}}},
-		})
-		var changed *domain.PlanChangedError
-		require.ErrorAs(t, err, &changed)
-		// And none at all is not the same either.
-		_, err = again.Orchestrator.Open(t.Context(), application.OpenRequest{Resume: session.ID(), Sandbox: s.off})
-		require.ErrorAs(t, err, &changed)
-		// The refused attempts have not harmed the conversation.
-		fourth := s.run(t, s.open(t, application.OpenRequest{Resume: session.ID()}), "recall")
-		require.Contains(t, textOf(fourth), "3 turns before")
-	})
+func (c digestlessConfinement) Receipt() domain.Receipt {
+	r := c.Confinement.Receipt()
+	r.PlanDigest = ""
+	return r
 }
 
 // A turn that its reader leaves still counts: its usage is not charged to the
