@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/application"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/composition"
+	"github.com/caisson-run/caisson/composition/invariants"
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/jsonl"
 	"github.com/caisson-run/caisson/infrastructure/sandbox"
@@ -129,7 +130,7 @@ func (a *app) verify(ctx context.Context, flags verifyFlags) (err error) {
 	return v.tell(time.Since(begun))
 }
 
-// run makes the stage and everything on it, and takes it away again.
+// run makes a place, verifies in it, and takes it away again.
 func (v *verification) run(ctx context.Context, compose []composition.Option) (err error) {
 	dir, err := os.MkdirTemp("", "caisson-verify-")
 	if err != nil {
@@ -147,7 +148,47 @@ func (v *verification) run(ctx context.Context, compose []composition.Option) (e
 	if v.stage, err = escape.NewStage(stage); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, v.stage.Close()) }()
+	if err := errors.Join(v.escapes(ctx, dir, compose), v.stage.Close()); err != nil {
+		return err
+	}
+	if v.partial {
+		return nil // they are about the whole
+	}
+	return v.invariants(ctx, dir)
+}
+
+// invariants checks the invariants with each agent.
+func (v *verification) invariants(ctx context.Context, dir string) error {
+	dir = filepath.Join(dir, "invariants")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	config := invariants.Config{Program: v.app.Executable, Dir: dir, Waivers: v.policy.Waivers}
+	for _, invariant := range invariants.All() {
+		for _, agent := range invariants.Agents() {
+			item := jsonl.VerifyItem{
+				Suite: suiteInvariants, Name: fmt.Sprintf("%s-%s", invariant.Name, agent), Verdict: verdictHolds, Detail: invariant.Shows, Holds: true,
+			}
+			if err := invariant.Check(ctx, config, agent); err != nil {
+				if ctx.Err() != nil {
+					return err
+				}
+				item.Verdict, item.Detail, item.Holds = verdictBroken, err.Error(), false
+			}
+			v.items = append(v.items, item)
+		}
+	}
+	return nil
+}
+
+// The verdicts of invariants.
+const (
+	verdictHolds  = "holds"
+	verdictBroken = "BROKEN"
+)
+
+// escapes runs the escape suite in a composition of its own.
+func (v *verification) escapes(ctx context.Context, dir string, compose []composition.Option) (err error) {
 	v.policy.Rules = append(v.policy.Rules, v.stage.Rules()...)
 	v.policy.ConnectTCP = append(v.policy.ConnectTCP, v.stage.ConnectTCP()...)
 	v.caisson, err = v.app.compose(ctx, append(compose, composition.WithStateRoot(filepath.Join(dir, "state")))...)
@@ -313,6 +354,7 @@ func (v *verification) text(fault string, took time.Duration) []byte {
 			fmt.Fprintf(&b, "%-18s %-36s %s\n", i.Verdict, i.Name, ui.Line(i.Detail))
 		}
 	}
+	b.WriteByte('\n')
 	if n := v.count(suiteEscape, "", string(escape.NotProvable)); n > 0 && !v.flags.verbose {
 		fmt.Fprintf(&b, "%d attempts are not provable here; -v lists them with the reasons\n", n)
 	}
