@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -199,7 +200,12 @@ func (o *Orchestrator) unfitWorkspace(dir, home string) string {
 	case covers(root, dir):
 		return "it lies in Caisson's state in " + root
 	}
-	for _, system := range append([]string{"/etc", "/proc", "/sys", "/dev"}, systemDirs...) {
+	for _, kernel := range []string{"/proc", "/sys"} {
+		if covers(kernel, dir) {
+			return "it is no directory of files but lies in " + kernel
+		}
+	}
+	for _, system := range slices.Concat(sharedDirs, systemDirs) {
 		canonical, _, err := canonicalPath(system)
 		if err != nil {
 			canonical = system
@@ -210,6 +216,10 @@ func (o *Orchestrator) unfitWorkspace(dir, home string) string {
 	}
 	return ""
 }
+
+// sharedDirs hold what is everybody's or the system's. A project may lie in one of
+// them, but is none.
+var sharedDirs = []string{"/etc", "/dev", "/dev/shm", "/boot", "/run", "/var", "/var/tmp", "/tmp"}
 
 // home returns the canonical $HOME, "" if there is none.
 func (o *Orchestrator) home() string {

@@ -353,8 +353,9 @@ func openDir(parent *os.Root, name string, create bool) (*os.Root, error) {
 	return dir, nil
 }
 
-// privateDir checks that name is a directory of the user's own, readable by
-// nobody else; it makes it if it is missing and create is true.
+// privateDir checks that name is a directory of the user's own, and sees to it
+// that he can use it and nobody else: an agent may have changed the mode of what
+// is its own. It makes it if it is missing and create is true.
 func privateDir(parent *os.Root, name string, create bool) error {
 	full := filepath.Join(parent.Name(), name)
 	if create {
@@ -370,7 +371,7 @@ func privateDir(parent *os.Root, name string, create bool) error {
 		return &domain.InvalidError{What: "state directory", Value: full, Reason: "not a directory but " + info.Mode().Type().String(), Remedy: "look at what it is, and remove it"}
 	case !ours(info):
 		return &domain.InvalidError{What: "state directory", Value: full, Reason: "belongs to another user", Remedy: "look at what it is, and remove it"}
-	case info.Mode().Perm()&0o077 != 0:
+	case info.Mode().Perm() != 0o700:
 		if err := parent.Chmod(name, 0o700); err != nil {
 			return fmt.Errorf("make %s private: %w", full, err)
 		}

@@ -185,16 +185,18 @@ func TestEverythingIsPrivate(t *testing.T) {
 	}))
 }
 
-func TestDirsMakesAnOpenedDirectoryPrivateAgain(t *testing.T) {
+func TestDirsMakesADirectoryPrivateAndUsableAgain(t *testing.T) {
 	s := newStore(t)
 	dirs, err := s.Dirs(t.Context(), id)
 	require.NoError(t, err)
-	require.NoError(t, os.Chmod(dirs.Home, 0o755))
-	_, err = s.Dirs(t.Context(), id)
-	require.NoError(t, err)
-	info, err := os.Stat(dirs.Home)
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+	for _, mode := range []os.FileMode{0o755, 0o701, 0o500, 0} {
+		require.NoError(t, os.Chmod(dirs.Home, mode))
+		_, err = s.Dirs(t.Context(), id)
+		require.NoError(t, err)
+		info, err := os.Stat(dirs.Home)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o700), info.Mode().Perm(), "was %s", mode)
+	}
 }
 
 func TestNewRefuses(t *testing.T) {
