@@ -202,3 +202,94 @@ func (mr *KillGroupMockRecorder) PrepareKillGroup() *gomock.Call {
 	mr.mock.ctrl.T.Helper()
 	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "PrepareKillGroup", reflect.TypeOf((*KillGroup)(nil).PrepareKillGroup))
 }
+
+// MockSupervised is a mock of Supervised interface.
+type MockSupervised struct {
+	ctrl     *gomock.Controller
+	recorder *MockSupervisedMockRecorder
+	isgomock struct{}
+}
+
+// MockSupervisedMockRecorder is the mock recorder for MockSupervised.
+type MockSupervisedMockRecorder struct {
+	mock *MockSupervised
+}
+
+// NewMockSupervised creates a new mock instance.
+func NewMockSupervised(ctrl *gomock.Controller) *MockSupervised {
+	mock := &MockSupervised{ctrl: ctrl}
+	mock.recorder = &MockSupervisedMockRecorder{mock}
+	return mock
+}
+
+// EXPECT returns an object that allows the caller to indicate expected use.
+func (m *MockSupervised) EXPECT() *MockSupervisedMockRecorder {
+	return m.recorder
+}
+
+// Supervisor mocks base method.
+func (m *MockSupervised) Supervisor() (ports.Supervisor, error) {
+	m.ctrl.T.Helper()
+	ret := m.ctrl.Call(m, "Supervisor")
+	ret0, _ := ret[0].(ports.Supervisor)
+	ret1, _ := ret[1].(error)
+	return ret0, ret1
+}
+
+// Supervisor indicates an expected call of Supervisor.
+func (mr *MockSupervisedMockRecorder) Supervisor() *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Supervisor", reflect.TypeOf((*MockSupervised)(nil).Supervisor))
+}
+
+// MockSupervisor is a mock of Supervisor interface.
+type MockSupervisor struct {
+	ctrl     *gomock.Controller
+	recorder *MockSupervisorMockRecorder
+	isgomock struct{}
+}
+
+// MockSupervisorMockRecorder is the mock recorder for MockSupervisor.
+type MockSupervisorMockRecorder struct {
+	mock *MockSupervisor
+}
+
+// NewMockSupervisor creates a new mock instance.
+func NewMockSupervisor(ctrl *gomock.Controller) *MockSupervisor {
+	mock := &MockSupervisor{ctrl: ctrl}
+	mock.recorder = &MockSupervisorMockRecorder{mock}
+	return mock
+}
+
+// EXPECT returns an object that allows the caller to indicate expected use.
+func (m *MockSupervisor) EXPECT() *MockSupervisorMockRecorder {
+	return m.recorder
+}
+
+// Close mocks base method.
+func (m *MockSupervisor) Close() error {
+	m.ctrl.T.Helper()
+	ret := m.ctrl.Call(m, "Close")
+	ret0, _ := ret[0].(error)
+	return ret0
+}
+
+// Close indicates an expected call of Close.
+func (mr *MockSupervisorMockRecorder) Close() *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Close", reflect.TypeOf((*MockSupervisor)(nil).Close))
+}
+
+// Run mocks base method.
+func (m *MockSupervisor) Run(ctx context.Context) error {
+	m.ctrl.T.Helper()
+	ret := m.ctrl.Call(m, "Run", ctx)
+	ret0, _ := ret[0].(error)
+	return ret0
+}
+
+// Run indicates an expected call of Run.
+func (mr *MockSupervisorMockRecorder) Run(ctx any) *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Run", reflect.TypeOf((*MockSupervisor)(nil).Run), ctx)
+}
