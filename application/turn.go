@@ -217,6 +217,17 @@ func (t *Turn) Cancel(cause error) {
 	t.inner.Cancel(cause)
 }
 
+// Kill ends the turn without asking the agent first, also one that is being
+// cancelled already. It returns at once; the events end with the turn, soon, and
+// with its final. A nil cause is context.Canceled.
+func (t *Turn) Kill(cause error) {
+	if cause == nil {
+		cause = context.Canceled
+	}
+	t.cancel.CompareAndSwap(nil, &cause)
+	t.inner.Kill(cause)
+}
+
 // cause is why the turn was made to end, nil if it was not.
 func (t *Turn) cause() error {
 	if cause := t.cancel.Load(); cause != nil {

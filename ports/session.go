@@ -70,4 +70,7 @@ type Turn interface {
 	// does not. It returns at once; the events end with the turn. Cancelling a
 	// turn that is over does nothing.
 	Cancel(cause error)
+	// Kill ends the turn without asking, also one that is being cancelled: the
+	// graces are not waited for. It returns at once; the events end with the turn.
+	Kill(cause error)
 }

@@ -120,13 +120,6 @@ func (p *place) pid(file string) int {
 	return pid
 }
 
-// stubborn is a run of an agent that ignores what can be ignored, with a
-// daemon that nobody knows.
-func (p *place) stubborn() *exec.Cmd {
-	return p.command("run", "--agent", "claude", "--agent-bin", p.fakeClaude(), "--rox", p.program, fakecli.Script(
-		"trap", "daemon "+filepath.Join(p.workspace, "pid"), "say Working.", "hang"))
-}
-
 // fakeClaude makes a program that is the fake whatever its arguments.
 func (p *place) fakeClaude() string {
 	p.t.Helper()
@@ -136,23 +129,42 @@ func (p *place) fakeClaude() string {
 	return script
 }
 
+// With and without a keeper: the tree is gone when Caisson returns, and the
+// stream has its final.
 func TestASecondInterruptKills(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
-	testkit.NoLeaks(t)
-	p := newPlace(t)
-	cmd := p.stubborn()
-	stderr, err := cmd.StderrPipe()
-	require.NoError(t, err)
-	awaitLine(t, p.start(cmd), "Working.")
-	daemon := p.pid("pid")
-	require.True(t, testkit.Alive(daemon))
-	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	awaitLine(t, bufio.NewReader(stderr), "once more to kill it")
-	start := time.Now()
-	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	require.Equal(t, 130, code(t, cmd.Wait()))
-	require.Less(t, time.Since(start), 4*time.Second, "the graces, 5 s together, are not waited for")
-	require.Eventually(t, func() bool { return !testkit.Alive(daemon) }, 5*time.Second, 10*time.Millisecond, "the keeper ends the rest")
+	for name, flags := range map[string][]string{"keeper": nil, "no keeper": {"--sandbox", "off"}} {
+		for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+			t.Run(name+"/"+sig.String(), func(t *testing.T) {
+				testkit.NoLeaks(t)
+				p := newPlace(t)
+				left := "daemon " + filepath.Join(p.workspace, "pid")
+				if flags != nil {
+					// What the walk finds; a daemon has shed everything.
+					left = "sh sleep 1000 > /dev/null 2>&1 & echo $! > pid"
+				}
+				args := append([]string{"run", "--agent", "claude", "--agent-bin", p.fakeClaude(), "--rox", p.program, "--output", "json"}, flags...)
+				if flags != nil {
+					args = slices.DeleteFunc(args, func(s string) bool { return s == "--rox" || s == p.program })
+				}
+				cmd := p.command(append(args, fakecli.Script("trap", left, "say Working.", "hang"))...)
+				stderr, err := cmd.StderrPipe()
+				require.NoError(t, err)
+				stdout := p.start(cmd)
+				awaitLine(t, stdout, "Working.")
+				pid := p.pid("pid")
+				require.True(t, testkit.Alive(pid))
+				require.NoError(t, cmd.Process.Signal(sig))
+				awaitLine(t, bufio.NewReader(stderr), "once more to kill it")
+				start := time.Now()
+				require.NoError(t, cmd.Process.Signal(sig))
+				awaitLine(t, stdout, `"type":"final"`)
+				require.Equal(t, 130, code(t, cmd.Wait()))
+				require.Less(t, time.Since(start), 2*time.Second, "the graces, 5 s together, are not waited for")
+				require.False(t, testkit.Alive(pid), "Caisson returns when the tree is gone")
+			})
+		}
+	}
 }
 
 // Two processes that run turns of one session would fork its conversation.

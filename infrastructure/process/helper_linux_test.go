@@ -34,6 +34,7 @@ var helpers = map[string]func(args []string) int{
 	"tracedlater": dieWithATracedThread,
 	"spawning":    spawnForEver,
 	"abandon":     abandon,
+	"undumpable":  undumpable,
 }
 
 func TestMain(m *testing.M) {

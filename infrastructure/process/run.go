@@ -109,6 +109,8 @@ type Run struct {
 	stop     chan ending   // the first cause to end the turn
 	result   chan struct{} // the agent gave its final
 	giveOnce sync.Once
+	kill     chan struct{} // closed to end it without a grace
+	killing  sync.Once
 	detach   func() bool // from the context
 
 	end   domain.TurnEnd
@@ -138,7 +140,7 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 
 	r := &Run{
 		spec: spec, exited: make(chan struct{}), ended: make(chan struct{}),
-		stop: make(chan ending, 1), result: make(chan struct{}),
+		stop: make(chan ending, 1), result: make(chan struct{}), kill: make(chan struct{}),
 	}
 	var files stdio
 	var stdinPipe *os.File
@@ -256,6 +258,14 @@ func (r *Run) Cancel(cause error) {
 		e.detail = cause.Error()
 	}
 	r.endFor(e)
+}
+
+// Kill ends the turn without asking: what is left of the graces is not waited
+// for. It returns at once. The first cause counts.
+func (r *Run) Kill(cause error) {
+	// In this order, so that the ladder is not begun.
+	r.killing.Do(func() { close(r.kill) })
+	r.Cancel(cause)
 }
 
 func (r *Run) endFor(e ending) {
@@ -408,24 +418,31 @@ running:
 // descend is the stop ladder; it returns when the main process has ended, or
 // was not impressed by anything but the kill that follows.
 func (r *Run) descend() {
+	if isClosed(r.kill) {
+		return
+	}
 	if r.spec.Interrupt == nil || r.stdin == nil || !r.stdin.write(r.spec.Interrupt) {
 		r.child.signalMain(ports.SignalInterrupt)
 	}
-	if r.waitExit(r.spec.Graces.Interrupt) {
+	if awaitOr(r.exited, r.kill, r.spec.Graces.Interrupt, r.child.reapThreads) || isClosed(r.kill) {
 		return
 	}
 	r.child.signalGroup(ports.SignalTerminate)
-	r.waitExit(r.spec.Graces.Terminate)
+	awaitOr(r.exited, r.kill, r.spec.Graces.Terminate, r.child.reapThreads)
 }
 
-// waitExit waits for the end of the main process, but not longer than d.
-func (r *Run) waitExit(d time.Duration) bool {
-	return awaitOr(r.exited, d, r.child.reapThreads)
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
-// awaitOr waits for done to be closed, but not longer than d, and looks after
-// something from time to time meanwhile.
-func awaitOr(done <-chan struct{}, d time.Duration, look func()) bool {
+// awaitOr waits for done to be closed, but not longer than d nor beyond hurry,
+// and looks after something from time to time meanwhile.
+func awaitOr(done, hurry <-chan struct{}, d time.Duration, look func()) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	every := time.NewTicker(threadLook / 10)
@@ -436,6 +453,8 @@ func awaitOr(done <-chan struct{}, d time.Duration, look func()) bool {
 			return true
 		case <-every.C:
 			look()
+		case <-hurry:
+			return false
 		case <-t.C:
 			return false
 		}
@@ -447,7 +466,7 @@ func awaitOr(done <-chan struct{}, d time.Duration, look func()) bool {
 func (r *Run) finish() {
 	r.detach()
 	errs := []error{r.child.kill()}
-	if r.waitExit(treeGoneLimit) {
+	if awaitOr(r.exited, nil, treeGoneLimit, r.child.reapThreads) {
 		exit, err := r.child.status()
 		r.end.Exit = exit
 		errs = append(errs, err)

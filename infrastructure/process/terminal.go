@@ -112,10 +112,8 @@ func (r *TerminalRun) supervise(limit time.Duration) {
 	stop := r.stop
 	end := func(cause error) {
 		r.cause, stop, wall = cause, nil, nil
-		select {
-		case <-r.kill:
+		if isClosed(r.kill) {
 			return
-		default:
 		}
 		// What a terminal does when its line goes down. An interactive shell
 		// ignores SIGTERM; what is stopped hears nothing before SIGCONT.
@@ -145,7 +143,7 @@ running:
 	}
 	r.detach()
 	errs := []error{r.child.kill()}
-	if awaitOr(r.exited, treeGoneLimit, r.child.reapThreads) {
+	if awaitOr(r.exited, nil, treeGoneLimit, r.child.reapThreads) {
 		exit, err := r.child.status()
 		r.exit = exit
 		errs = append(errs, err)

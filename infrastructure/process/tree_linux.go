@@ -59,14 +59,12 @@ func (c *child) killByWalk() error {
 	root := c.proc.Pid
 	t := tree{root: root, mark: c.mark}
 	deadline := time.Now().Add(treeGoneLimit)
-	for empty := 0; empty < 2; {
+	for over := (emptiness{}); !over.proven(); {
 		c.reapThreads() // a root that only we can reap is no longer alive then
-		members := t.find()
-		if len(members) == 0 {
-			empty++
+		members, vanished := t.find()
+		if over.search(len(members), vanished); len(members) == 0 {
 			continue
 		}
-		empty = 0
 		left := make([]int, 0, len(members))
 		for _, m := range members {
 			m.kill(func() bool { return t.has(m.pid) })
@@ -82,6 +80,30 @@ func (c *child) killByWalk() error {
 	}
 	return nil
 }
+
+// emptiness is what speaks for a tree's end: two empty searches in a row. One in
+// which a process ended between its listing and the look at it does not count:
+// it may have been of a chain, in which each starts the next and ends, and the
+// next is not on the list. On a host that is never quiet, many empty searches
+// count after all: a chain shows itself in most.
+type emptiness struct {
+	empty, quiet int // searches in a row
+}
+
+const unquietSearches = 25
+
+// search takes the result of a search.
+func (e *emptiness) search(found int, vanished bool) {
+	e.empty++
+	e.quiet++
+	if found > 0 {
+		e.empty, e.quiet = 0, 0
+	} else if vanished {
+		e.quiet = 0
+	}
+}
+
+func (e *emptiness) proven() bool { return e.quiet >= 2 || e.empty >= unquietSearches }
 
 // member is a process that belongs to a tree.
 type member struct {
@@ -128,7 +150,7 @@ func (s *Spawner) EndLeftover(ctx context.Context, left domain.ProcessIdentity) 
 		return nil
 	}
 	deadline := time.Now().Add(treeGoneLimit)
-	for empty := 0; empty < 2; time.Sleep(treePause) {
+	for over := (emptiness{}); !over.proven(); time.Sleep(treePause) {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
@@ -138,12 +160,10 @@ func (s *Spawner) EndLeftover(ctx context.Context, left domain.ProcessIdentity) 
 		if st, ok := readStat(left.Pid); ok && st.start == left.Start {
 			t.root = left.Pid
 		}
-		members := t.find()
-		if len(members) == 0 {
-			empty++
+		members, vanished := t.find()
+		if over.search(len(members), vanished); len(members) == 0 {
 			continue
 		}
-		empty = 0
 		pids := make([]int, 0, len(members))
 		for _, m := range members {
 			m.kill(func() bool { return t.has(m.pid) })
@@ -169,15 +189,18 @@ type tree struct {
 
 // find returns the living processes that belong to the tree, the root included,
 // youngest first: a parent that is killed before its child makes the child
-// harder to find.
-func (t tree) find() []member {
+// harder to find. It also tells whether a process vanished during the search.
+func (t tree) find() (members []member, vanished bool) {
 	root := t.root
 	pids := allPids()
 	stats := make(map[int]procStat, len(pids))
 	for _, pid := range pids {
-		if st, ok := readStat(pid); ok {
-			stats[pid] = st
+		st, ok := readStat(pid)
+		if !ok {
+			vanished = true
+			continue
 		}
+		stats[pid] = st
 	}
 	in := map[int]bool{}
 	var belongs func(pid int, depth int) bool
@@ -193,7 +216,6 @@ func (t tree) find() []member {
 		in[pid] = yes
 		return yes
 	}
-	var members []member
 	for i := len(pids) - 1; i >= 0; i-- {
 		pid := pids[i]
 		st := stats[pid]
@@ -207,7 +229,7 @@ func (t tree) find() []member {
 			_, _ = unix.Wait4(pid, nil, unix.WALL|unix.WNOHANG, nil)
 		}
 	}
-	return members
+	return members, vanished
 }
 
 // has repeats for one process what find found.

@@ -32,6 +32,9 @@ func (t *Turn) Cancel(cause error) { t.run.Cancel(cause) }
 // Process implements ports.Turn.
 func (t *Turn) Process() domain.ProcessIdentity { return t.run.Process() }
 
+// Kill implements ports.Turn.
+func (t *Turn) Kill(cause error) { t.run.Kill(cause) }
+
 // Events implements ports.Turn. Everything happens in the caller's own flow:
 // the output waits in the spool for as long as the caller takes.
 func (t *Turn) Events() iter.Seq2[domain.ReplyEvent, error] {

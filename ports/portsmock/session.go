@@ -188,6 +188,18 @@ func (mr *TurnMockRecorder) Events() *gomock.Call {
 	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Events", reflect.TypeOf((*Turn)(nil).Events))
 }
 
+// Kill mocks base method.
+func (m *Turn) Kill(cause error) {
+	m.ctrl.T.Helper()
+	m.ctrl.Call(m, "Kill", cause)
+}
+
+// Kill indicates an expected call of Kill.
+func (mr *TurnMockRecorder) Kill(cause any) *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Kill", reflect.TypeOf((*Turn)(nil).Kill), cause)
+}
+
 // Process mocks base method.
 func (m *Turn) Process() domain.ProcessIdentity {
 	m.ctrl.T.Helper()

@@ -334,6 +334,9 @@ func (t *fakeStream) Cancel(cause error) {
 // Process implements ports.Turn.
 func (t *fakeStream) Process() domain.ProcessIdentity { return t.session.factory.Process }
 
+// Kill implements ports.Turn. What the fake runs has no graces.
+func (t *fakeStream) Kill(cause error) { t.Cancel(cause) }
+
 // Events implements ports.Turn.
 func (t *fakeStream) Events() iter.Seq2[domain.ReplyEvent, error] {
 	return func(yield func(domain.ReplyEvent, error) bool) {

@@ -262,6 +262,23 @@ var sessionContract = []contractCase[SessionHarness]{
 		},
 	},
 	{
+		"kill", "Kill ends a turn as cancelled, also one that is being cancelled, and the session goes on",
+		func(tb testing.TB, h SessionHarness) {
+			s := h.open(tb)
+			for _, cancelled := range []bool{false, true} {
+				turn := h.send(tb, s, h.Prompts.Hang)
+				if cancelled {
+					turn.Cancel(errKit)
+				}
+				turn.Kill(errKit)
+				turn.Kill(nil)
+				h.cancelled(tb, h.read(tb, turn))
+				turn.Kill(errKit) // of a turn that is over: nothing
+			}
+			require.Contains(tb, textOf(h.turn(tb, s, h.Prompts.Say("still here"))), "still here")
+		},
+	},
+	{
 		"the context governs the turn", "when the context of Send ends, the turn is cancelled",
 		func(tb testing.TB, h SessionHarness) {
 			s := h.open(tb)

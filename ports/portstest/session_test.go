@@ -112,6 +112,7 @@ type faultyTurn struct {
 	ports.Turn
 	events func(stream) stream
 	cancel func(error)
+	kill   func(error)
 }
 
 func (f faultyTurn) Events() stream {
@@ -127,6 +128,14 @@ func (f faultyTurn) Cancel(cause error) {
 		return
 	}
 	f.Turn.Cancel(cause)
+}
+
+func (f faultyTurn) Kill(cause error) {
+	if f.kill != nil {
+		f.kill(cause)
+		return
+	}
+	f.Turn.Kill(cause)
 }
 
 // edits breaks the events of every turn: f gives what to yield in an event's
@@ -246,6 +255,7 @@ func TestTheKitFindsFaults(t *testing.T) {
 				}
 			}
 		}), "leaving early"),
+		fault("kill ignored", turns(func(t ports.Turn) ports.Turn { return faultyTurn{Turn: t, kill: func(error) {}} }), "kill"),
 		fault("cancel ignored", turns(func(t ports.Turn) ports.Turn { return faultyTurn{Turn: t, cancel: func(error) {}} }), "cancel", "cancel before reading", "one turn at a time"),
 		fault("cancelled turns failed", changing(func(e *domain.Final) {
 			if e.Outcome == domain.OutcomeCancelled {

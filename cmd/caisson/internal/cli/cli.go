@@ -37,9 +37,9 @@ type Process struct {
 }
 
 // Main runs the program and returns its exit code. It leaves no process, no
-// file and no goroutine behind, unless a second interrupt makes it return in
-// the middle of a turn: then the caller is to end the process at once, whose
-// end ends the turn's.
+// file and no goroutine behind, unless after a second interrupt nobody takes its
+// output: then the caller is to end the process at once, whose end ends what is
+// left.
 func Main(ctx context.Context, p Process) int {
 	app := &app{Process: p}
 	root := app.root()

@@ -198,6 +198,11 @@ func (a *app) run(ctx context.Context, request application.OpenRequest, prompt s
 	case err := <-ended:
 		return err
 	case <-watch.second:
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(killLimit):
 		return quiet{exitCancelled}
 	}
 }
@@ -223,12 +228,11 @@ func (a *app) turn(ctx context.Context, watch *watch, request application.OpenRe
 	if err != nil {
 		return failure{err}
 	}
+	stopWatching := watch.killOnSecond(turn)
+	defer stopWatching()
 	for e, err := range turn.Events() {
 		if err != nil {
 			return failure{err}
-		}
-		if applied, ok := e.Reply.(domain.SandboxApplied); ok {
-			watch.diesWithUs.Store(applied.Receipt.Tree == domain.TreeKeeper)
 		}
 		if err := give(e); err != nil {
 			return notWritten(err)

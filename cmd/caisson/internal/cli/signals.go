@@ -2,19 +2,19 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"sync/atomic"
+	"time"
+
+	"github.com/caisson-run/caisson/application"
 )
 
 // watch turns signals into the end of a run: the first cancels its context, the
-// second ends the wait for what the first began.
+// second kills what the first asked to stop.
 type watch struct {
 	ctx    context.Context
-	second chan struct{}
+	second chan struct{} // closed by the second signal
 	stop   func()
-	// diesWithUs says that the turn's processes die when this one does, so that
-	// it may go without waiting for them.
-	diesWithUs atomic.Bool
 }
 
 func (a *app) watch(ctx context.Context) *watch {
@@ -40,14 +40,35 @@ func (a *app) watch(ctx context.Context) *watch {
 					told = true
 					cancel(interrupted{sig.String()})
 					fmt.Fprintln(a.Stderr, "caisson: stopping the turn; once more to kill it")
-				case w.diesWithUs.Load():
+				default:
 					close(w.second)
 					return
-				default:
-					fmt.Fprintln(a.Stderr, "caisson: the turn is about to be killed; without a keeper its processes would outlive Caisson")
 				}
 			}
 		}
 	}()
 	return w
 }
+
+// errKilled is why a turn is killed that was asked to stop before.
+var errKilled = errors.New("interrupted twice")
+
+// killOnSecond kills the turn at the second signal, until the function that it
+// returns is called.
+func (w *watch) killOnSecond(turn *application.Turn) (stop func()) {
+	over, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-w.second:
+			turn.Kill(errKilled)
+		case <-over:
+		}
+	}()
+	return func() { close(over); <-done }
+}
+
+// killLimit is how long a run may take to end after the second signal. It takes
+// milliseconds, unless nobody takes its output any more: then Caisson goes, and
+// with it what is left.
+const killLimit = 3 * time.Second
