@@ -91,7 +91,7 @@ func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Expla
 	to := netip.AddrPortFrom(address.Unmap(), port)
 	everywhere := "a granted port is granted on every host"
 	switch {
-	case slices.Contains(plan.ConnectTCP(), port):
+	case slices.Contains(plan.ReachableTCP(), port):
 		e.Because, e.Notes = fmt.Sprintf("the plan grants TCP connections to port %d", port), []string{everywhere}
 	case err == nil && slices.Contains(plan.Destinations(), to):
 		e.Because = "the plan grants TCP connections to " + to.String()
@@ -176,6 +176,9 @@ func reachable(plan domain.SandboxPlan) string {
 	}
 	for _, d := range plan.Destinations() {
 		words = append(words, d.String())
+	}
+	if _, ok := plan.ModelGateway(); ok {
+		words = append(words, "the session's model gateway")
 	}
 	if len(words) == 0 {
 		return "nothing"

@@ -135,6 +135,15 @@ func TestExplainTCP(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, e.Allowed)
 	require.Contains(t, e.Notes, "destinations are addresses: ask for the one that the name leads to")
+
+	e, err = application.ExplainTCP(plan.WithModelGateway(40123), "localhost", 40123)
+	require.NoError(t, err)
+	require.True(t, e.Allowed)
+	e, err = application.ExplainTCP(plan.WithModelGateway(0), "localhost", 40123)
+	require.NoError(t, err)
+	require.False(t, e.Allowed)
+	require.Contains(t, e.Because, "the session's model gateway")
+
 	_, err = application.ExplainTCP(domain.SandboxPlan{}, "example.org", 80)
 	require.ErrorIs(t, err, domain.ErrNoSandbox)
 }

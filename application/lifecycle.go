@@ -38,8 +38,11 @@ type launch struct {
 	dirs       ports.SessionDirs
 	env        []domain.EnvRule
 	fragment   ports.PlanFragment
+	gated      bool              // the agent is to go through the model gateway
+	files      map[string]string // with credentials, by the variable's name; canonical
 	notes      []string
 	plan       domain.SandboxPlan
+	gateway    ports.Gateway // nil without one
 	structured ports.StructuredSession
 }
 
@@ -49,11 +52,11 @@ func (l *launch) run(ctx context.Context) (*Session, error) {
 	if err := l.prepare(ctx); err != nil {
 		return nil, err
 	}
-	if err := l.steps(ctx, l.launchStructured, l.save); err != nil { // 6 and 7
+	if err := l.steps(ctx, l.openGateway, l.launchStructured, l.save); err != nil { // 5e, 6 and 7
 		return nil, err
 	}
 	s := &Session{
-		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, log: l.log,
+		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, log: l.log,
 		id: l.session.ID(), fresh: l.req.Resume == "",
 	}
 	return s, l.o.register(s)
@@ -314,7 +317,10 @@ func (l *launch) buildEnvironment(context.Context) error {
 
 // configureAgent is step 5c: what the agent itself needs.
 func (l *launch) configureAgent(context.Context) (err error) {
-	l.fragment, err = l.adapter.Needs(l.install, l.dirs, l.o.host)
+	if l.fragment, err = l.adapter.Needs(l.install, l.dirs, l.o.host); err != nil {
+		return err
+	}
+	err = l.chooseWay()
 	l.notes = append(l.notes, l.fragment.Notes...)
 	return err
 }
@@ -343,6 +349,10 @@ func (l *launch) buildPlan(context.Context) error {
 			WithConnectTCP(l.fragment.ConnectTCP...).
 			WithUDP(l.fragment.UDP != "").
 			WithWaivers(l.fragment.Waivers...)
+		if l.gated {
+			plan = l.withGateway(plan)
+			l.noteGateway()
+		}
 	}
 	own := []string{l.dirs.State, l.dirs.Home, l.dirs.Temp}
 	programs := []program{l.o.ownProgram()}
@@ -350,6 +360,9 @@ func (l *launch) buildPlan(context.Context) error {
 		programs = append(programsOf(l.req.Agent, l.install), programs...)
 	}
 	plan, err := l.o.completePlan(plan, policy, rules, own, programs)
+	if err == nil && l.gated {
+		err = l.checkGateway(plan)
+	}
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,8 @@ import (
 )
 
 // Config is what an [Orchestrator] is made of. Agents may be empty, and
-// Terminals, Clock, Logger, Executable and Forget have a useful zero value;
-// everything else is required.
+// Terminals, Gateway, Clock, Logger, Executable and Forget have a useful zero
+// value; everything else is required.
 type Config struct {
 	// Agents are the adapters, at most one of a kind.
 	Agents   []ports.AgentAdapter
@@ -29,6 +29,9 @@ type Config struct {
 	Host     ports.Host
 	// Terminals starts terminal sessions; nil refuses them.
 	Terminals ports.TerminalSessionFactory
+	// Gateway opens the gateways to the agents' model APIs; nil lets the agents
+	// reach them by themselves, with their own credentials.
+	Gateway ports.ModelGateway
 	// Clock gives the time of events; nil is time.Now.
 	Clock func() time.Time
 	// Logger gets what goes wrong where nobody can be told by an error; nil
@@ -50,6 +53,7 @@ type Orchestrator struct {
 	screens    ports.TerminalSessionFactory
 	store      ports.SessionStore
 	host       ports.Host
+	gateway    ports.ModelGateway // nil for none
 	clock      func() time.Time
 	log        *slog.Logger
 	executable string
@@ -74,7 +78,7 @@ func New(cfg Config) (*Orchestrator, error) {
 	}
 	o := &Orchestrator{
 		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
-		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals,
+		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals, gateway: cfg.Gateway,
 		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget,
 		sessions: map[domain.SessionID]*Session{}, terminals: map[*Terminal]bool{},
 	}

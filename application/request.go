@@ -27,6 +27,16 @@ type OpenRequest struct {
 	Policy Policy
 	// Sandbox says whether there must be one. The zero value is yes.
 	Sandbox SandboxMode
+	// DirectAPI lets the agent reach its model API by itself, with its own
+	// credential, the network that this takes, and DNS. Otherwise, and if its
+	// adapter can, it goes through the model gateway of its session. A session
+	// without a sandbox has no gateway in any case.
+	DirectAPI bool
+	// CredentialFiles are files that hold a credential of the model API, by the
+	// name of the variable that it could also be in. One that is named comes
+	// before the environment; it is read for every request. A file that the plan
+	// lets the agent read is refused.
+	CredentialFiles map[string]string
 }
 
 // ExecRequest says which command to run.
@@ -65,6 +75,9 @@ type TerminalRequest struct {
 	Policy Policy
 	// Sandbox says whether there must be one. The zero value is yes.
 	Sandbox SandboxMode
+	// DirectAPI and CredentialFiles are as of OpenRequest, for an agent.
+	DirectAPI       bool
+	CredentialFiles map[string]string
 	// Size is the terminal's size at the start.
 	Size ports.TerminalSize
 }

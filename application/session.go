@@ -22,15 +22,17 @@ type Session struct {
 	structured ports.StructuredSession
 	plan       domain.SandboxPlan
 	log        ports.SessionLog
+	gateway    ports.Gateway // nil without one
 	id         domain.SessionID
 	fresh      bool // opened as a new session
 
 	mu      sync.Mutex
 	agent   *domain.AgentSession
-	current *Turn         // nil between turns
-	stopped bool          // closed, and nothing runs any more
-	readers int           // of turns' events
-	owed    *domain.Event // a final that could not be put into the log yet
+	current *Turn              // nil between turns
+	stopped bool               // closed, and nothing runs any more
+	readers int                // of turns' events
+	owed    *domain.Event      // a final that could not be put into the log yet
+	passed  ports.GatewayMeter // what events have told of the gateway
 
 	// storing is held while the record is written or removed, so that no write
 	// overtakes another.
@@ -181,6 +183,10 @@ func (s *Session) Close(ctx context.Context) error {
 	}
 	if err == nil && turn != nil {
 		err = await(ctx, turn.done)
+	}
+	if err == nil && s.gateway != nil {
+		// Nobody is left who could use it.
+		err = s.gateway.Close(ctx)
 	}
 	s.mu.Lock()
 	s.stopped = s.stopped || err == nil

@@ -67,6 +67,7 @@ func (o *Orchestrator) OpenTerminal(ctx context.Context, req TerminalRequest) (*
 	}
 	l := &launch{o: o, terminal: true, req: OpenRequest{
 		Agent: req.Agent, AgentBin: req.AgentBin, Workspace: req.Workspace, Model: req.Model, Policy: req.Policy, Sandbox: req.Sandbox,
+		DirectAPI: req.DirectAPI, CredentialFiles: req.CredentialFiles,
 	}}
 	t, err := l.openTerminal(ctx, req)
 	if err != nil {
@@ -93,6 +94,7 @@ func (l *launch) openTerminal(ctx context.Context, req TerminalRequest) (*Termin
 		l.buildEnvironment,    // 5b
 		configure,             // 5c
 		l.buildPlan,           // 5d
+		l.openGateway,         // 5e
 	)
 	if err != nil {
 		return nil, err
@@ -155,8 +157,11 @@ func (l *launch) resolveCommand(req TerminalRequest) error {
 	return err
 }
 
-// configureCommand is step 5c for a command: it needs its own file.
+// configureCommand is step 5c for a command: it needs its own file, and no model.
 func (l *launch) configureCommand(context.Context) error {
+	if len(l.req.CredentialFiles) > 0 {
+		return &domain.InvalidError{What: "credential file", Reason: "a command has no model API", Remedy: "leave it out"}
+	}
 	program, _, err := canonicalPath(l.install.Path)
 	if err != nil {
 		return &domain.SpawnError{Step: "resolve", Argv0: l.install.Path, Err: err}

@@ -144,6 +144,18 @@ func (t *Turn) record() {
 	if stored != nil {
 		t.inner.Cancel(stored)
 	}
+	keep := func(reply domain.ReplyEvent) {
+		if stored != nil {
+			return // what comes still counts: the usage, the conversation's id
+		}
+		e, err := t.session.append(t.ctx, t.number, reply)
+		if err != nil {
+			stored = err
+			t.inner.Cancel(err)
+			return
+		}
+		t.feed.put(e)
+	}
 	for reply, err := range t.inner.Events() {
 		begin()
 		if err != nil {
@@ -163,16 +175,10 @@ func (t *Turn) record() {
 			t.learn(e.ConversationID)
 		default: // recorded as it is
 		}
-		if stored != nil {
-			continue // what comes still counts: the usage, the conversation's id
-		}
-		e, err := t.session.append(t.ctx, t.number, reply)
-		if err != nil {
-			stored = err
-			t.inner.Cancel(err)
-			continue
-		}
-		t.feed.put(e)
+		keep(reply)
+	}
+	for _, reply := range t.session.metered() {
+		keep(reply)
 	}
 	t.finish(claim, fault, stored)
 }

@@ -209,6 +209,25 @@ func TestWithEnviron(t *testing.T) {
 	require.Equal(t, "LANG=xx_YY.UTF-8", final(t, events).Text)
 }
 
+func TestWithModelGateway(t *testing.T) {
+	gateways := &portstest.FakeModelGateway{}
+	env := map[string]string{"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "ANTHROPIC_API_KEY": "the real one"}
+	o := compose(t, append(base(t), composition.WithAllowNative(), composition.WithModelGateway(gateways),
+		composition.WithEnviron(func(name string) (string, bool) { v, ok := env[name]; return v, ok }))...).Orchestrator
+	events, err := play(t, o, application.OpenRequest{}, "env ANTHROPIC_API_KEY", "env ANTHROPIC_BASE_URL")
+	require.NoError(t, err)
+	require.Len(t, gateways.Opened(), 1)
+	g := gateways.Opened()[0]
+	var texts []string
+	for _, e := range events {
+		if text, ok := e.Reply.(domain.Text); ok {
+			texts = append(texts, text.Text)
+		}
+	}
+	require.Equal(t, []string{"ANTHROPIC_API_KEY=" + g.Token(), "ANTHROPIC_BASE_URL=" + g.BaseURL()}, texts)
+	require.True(t, g.Closed())
+}
+
 func TestWithClock(t *testing.T) {
 	now := time.Date(2001, 2, 3, 4, 5, 6, 7, time.UTC)
 	o := compose(t, append(base(t), composition.WithAllowNative(), composition.WithClock(func() time.Time { return now }))...).Orchestrator
@@ -251,6 +270,7 @@ func TestABadOptionIsRefused(t *testing.T) {
 		"logger":                   composition.WithLogger(nil),
 		"environment":              composition.WithEnviron(nil),
 		"clock":                    composition.WithClock(nil),
+		"model gateway":            composition.WithModelGateway(nil),
 		"graces":                   composition.WithGraces(process.Graces{Drain: -1}),
 		"state directory":          composition.WithStateRoot("relative/dir"),
 		"WithAllowNative, not bot": composition.WithAllowNative(),

@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
+	"github.com/caisson-run/caisson/infrastructure/gateway"
 	"github.com/caisson-run/caisson/infrastructure/process"
 	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/infrastructure/store"
@@ -35,14 +36,16 @@ type settings struct {
 	lookup    func(name string) (string, bool)
 	clock     func() time.Time
 	graces    process.Graces
+	gateway   ports.ModelGateway
 }
 
 func newSettings(opts []Option) (settings, error) {
 	s := settings{
-		agents: map[domain.AgentKind]ports.AgentAdapter{},
-		logger: slog.New(slog.DiscardHandler),
-		lookup: os.LookupEnv,
-		clock:  time.Now,
+		agents:  map[domain.AgentKind]ports.AgentAdapter{},
+		logger:  slog.New(slog.DiscardHandler),
+		lookup:  os.LookupEnv,
+		clock:   time.Now,
+		gateway: gateway.New(),
 	}
 	for _, a := range []ports.AgentAdapter{claude.New(), codex.New()} {
 		s.agents[a.Kind()] = a
@@ -115,6 +118,19 @@ func WithAgentAdapter(a ports.AgentAdapter) Option {
 			return refuse("agent adapter", "its kind is empty", "name the agent")
 		}
 		s.agents[a.Kind()] = a
+		return nil
+	})
+}
+
+// WithModelGateway replaces what opens the gateways between agents and their
+// model APIs. To do without, a session says so ([application.OpenRequest],
+// DirectAPI).
+func WithModelGateway(g ports.ModelGateway) Option {
+	return option(func(s *settings) error {
+		if g == nil {
+			return refuse("model gateway", "nil", "leave the option out, or open sessions with DirectAPI")
+		}
+		s.gateway = g
 		return nil
 	})
 }

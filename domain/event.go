@@ -5,8 +5,8 @@ import "time"
 // ReplyEvent is one normalized thing that an agent said or did, or that
 // Caisson found out about a turn. It is a sealed sum: the types below are all
 // there are, so a switch over them can be checked for completeness. What an
-// agent reports is the agent's claim; facts are [SandboxApplied], the exit
-// status in [Final] and the times.
+// agent reports is the agent's claim; facts are [SandboxApplied], a
+// [UsageReport] of the gateway's, the exit status in [Final] and the times.
 //
 //sumtype:decl
 type ReplyEvent interface {
@@ -139,8 +139,26 @@ type Permission struct {
 	Reason    string
 }
 
-// UsageReport gives the tokens of the turn so far.
-type UsageReport struct{ Usage Usage }
+// UsageReport gives the tokens of the turn so far: as the agent claims, or, with
+// Gateway, as the model gateway counted them in the API's answers.
+type UsageReport struct {
+	Usage Usage
+	// Gateway is what passed through the model gateway; nil in a report of the
+	// agent's. No parser sets it.
+	Gateway *GatewayTraffic
+}
+
+// GatewayTraffic counts the requests of a turn to the model gateway.
+type GatewayTraffic struct {
+	Requests int64 // went on to the model API
+	Refused  int64 // were answered by the gateway: a path, method or token that is not the agent's, or no credential
+	Failed   int64 // of Requests: those that the API answered with an error, or that did not reach it
+}
+
+// Sub returns t − v, field by field.
+func (t GatewayTraffic) Sub(v GatewayTraffic) GatewayTraffic {
+	return GatewayTraffic{t.Requests - v.Requests, t.Refused - v.Refused, t.Failed - v.Failed}
+}
 
 // NoticeClass classifies a notice.
 type NoticeClass string
@@ -154,7 +172,8 @@ const (
 	NoticeInfo       NoticeClass = "info"
 )
 
-// Notice is something that the agent tells about its own working.
+// Notice is something that the agent tells about its own working, or the model
+// gateway about the agent's requests.
 type Notice struct {
 	Class   NoticeClass
 	Message string

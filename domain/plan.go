@@ -137,6 +137,10 @@ type SandboxPlan struct {
 	waivers    []Property
 
 	destinations []netip.AddrPort
+
+	gateway     bool
+	gatewayPort uint16
+	gatewayEnv  []EnvRule
 }
 
 // NewSandboxPlan returns a plan that grants nothing. The preset's name is
@@ -176,6 +180,21 @@ func (p SandboxPlan) ConnectTCP() []uint16 { return slices.Clone(p.connectTCP) }
 // sorted: each of them, unlike the ports of ConnectTCP, on no other host.
 func (p SandboxPlan) Destinations() []netip.AddrPort { return slices.Clone(p.destinations) }
 
+// ModelGateway reports whether the agent reaches its model API through the
+// gateway of its session, and the gateway's TCP port on the loopback interface:
+// 0 while it is not open.
+func (p SandboxPlan) ModelGateway() (port uint16, ok bool) { return p.gatewayPort, p.gateway }
+
+// ReachableTCP returns every TCP port that may be connected to, sorted: those
+// of ConnectTCP, and that of the model gateway if it is open. It is what an
+// enforcer grants.
+func (p SandboxPlan) ReachableTCP() []uint16 {
+	if p.gatewayPort == 0 {
+		return p.ConnectTCP()
+	}
+	return union(p.connectTCP, []uint16{p.gatewayPort})
+}
+
 // BindTCP returns the TCP ports that may be bound, sorted.
 func (p SandboxPlan) BindTCP() []uint16 { return slices.Clone(p.bindTCP) }
 
@@ -191,11 +210,13 @@ func (p SandboxPlan) Env() []EnvRule { return slices.Clone(p.env) }
 
 // Environ returns the child's whole environment as NAME=VALUE, in the order of
 // the rules: literal values as they stand, the others as lookup gives them now.
-// A variable that lookup does not have is left out. It is called when the child
-// is spawned, so that no value waits anywhere.
+// A variable that lookup does not have is left out. Those of the model gateway
+// come last, and replace others of their names. It is called when the child is
+// spawned, so that no value waits anywhere.
 func (p SandboxPlan) Environ(lookup func(name string) (string, bool)) []string {
-	env := make([]string, 0, len(p.env))
-	for _, r := range p.env {
+	rules := p.WithEnv(p.gatewayEnv...).env
+	env := make([]string, 0, len(rules))
+	for _, r := range rules {
 		value, ok := r.Value, r.Literal
 		if !ok && lookup != nil {
 			value, ok = lookup(r.Name)
@@ -256,6 +277,16 @@ func (p SandboxPlan) WithDestinations(ds ...netip.AddrPort) SandboxPlan {
 // WithoutDestinations returns the plan without any destination.
 func (p SandboxPlan) WithoutDestinations() SandboxPlan {
 	p.destinations = nil
+	return p
+}
+
+// WithModelGateway returns the plan with the model gateway of the session as
+// the agent's way to its API: a port on the loopback interface, 0 for one that
+// is not open yet, and the variables that lead the agent there. The port and the
+// token in the variables are other ones each time that a session is opened, so
+// the digest and everything printed say "model gateway" and neither of them.
+func (p SandboxPlan) WithModelGateway(port uint16, env ...EnvRule) SandboxPlan {
+	p.gateway, p.gatewayPort, p.gatewayEnv = true, port, slices.Clone(env)
 	return p
 }
 
@@ -347,7 +378,7 @@ func (p SandboxPlan) Validate() error {
 	bad := func(what, value, reason, remedy string) {
 		errs = append(errs, &InvalidError{What: what, Value: value, Reason: reason, Remedy: remedy})
 	}
-	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.destinations)+len(p.bindTCP)+len(p.waivers) > 0 || p.udp || p.unix != UnixSocketsDeny) {
+	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.destinations)+len(p.bindTCP)+len(p.waivers) > 0 || p.gateway || p.udp || p.unix != UnixSocketsDeny) {
 		bad("plan", "unconfined", "has rules, but nothing would enforce them", "leave the rules out, or confine the turn")
 	}
 	for _, r := range p.rules {
@@ -379,7 +410,7 @@ func (p SandboxPlan) Validate() error {
 	if p.unix > UnixSocketsAllow {
 		bad("unix sockets", fmt.Sprint(uint8(p.unix)), "unknown choice", "deny, own or allow")
 	}
-	for _, e := range p.env {
+	for _, e := range slices.Concat(p.env, p.gatewayEnv) {
 		switch {
 		case e.Name == "" || strings.ContainsAny(e.Name, "=\x00"):
 			bad("environment variable", e.Name, "no name of a variable", "NAME or NAME=VALUE")
@@ -409,7 +440,8 @@ func (p SandboxPlan) Validate() error {
 // Digest identifies what the plan confines: the rules, the network, the names
 // of the environment variables, the limits on memory, pids and processors, and
 // the waivers. The order of the rules, their reasons, the values of the
-// environment and the time limits do not count. Two turns of a conversation
+// environment and the time limits do not count; of the model gateway it counts
+// that there is one, and neither its port nor its variables. Two turns of a conversation
 // must have the same digest. It is only as canonical as the paths are.
 func (p SandboxPlan) Digest() string {
 	// It is made for every spawn, so it does without fmt.
@@ -451,6 +483,9 @@ func (p SandboxPlan) Digest() string {
 		field("destinations", strings.Join(addresses(p.destinations), " "))
 	}
 	field("net", ports(p.connectTCP), ports(p.bindTCP), strconv.FormatBool(p.udp), p.unix.String())
+	if p.gateway {
+		field("model gateway")
+	}
 	field("limits", num(p.limits.MemoryBytes), num(p.limits.Pids), strconv.FormatFloat(p.limits.CPUs, 'g', -1, 64))
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
@@ -477,6 +512,7 @@ func (p SandboxPlan) Grants() []string {
 	for _, d := range p.destinations {
 		add(true, "tcp connect %s", d)
 	}
+	add(p.gateway, "tcp connect model gateway")
 	for _, port := range p.bindTCP {
 		add(true, "tcp bind %d", port)
 	}
@@ -533,16 +569,20 @@ func (p SandboxPlan) String() string {
 		}
 		return ""
 	}
-	fmt.Fprintf(&b, "  tcp connect      %s%s\n", portList(p.connectTCP), waived(PropertyTCP))
+	connect := portList(p.connectTCP)
+	if p.gateway {
+		connect = strings.TrimPrefix(connect+" and the model gateway", "none and ")
+	}
+	fmt.Fprintf(&b, "  tcp connect      %s%s\n", connect, waived(PropertyTCP))
 	if len(p.destinations) > 0 {
 		fmt.Fprintf(&b, "  tcp connect to   %s%s\n", strings.Join(addresses(p.destinations), " "), waived(PropertyDestinations))
 	}
 	fmt.Fprintf(&b, "  tcp bind         %s%s\n", portList(p.bindTCP), waived(PropertyTCP))
 	fmt.Fprintf(&b, "  udp              %s%s\n", map[bool]string{true: "allow", false: "deny"}[p.udp], waived(PropertyUDP))
 	fmt.Fprintf(&b, "  unix sockets     %s%s\n", p.unix, waived(PropertyUnixSockets))
-	if len(p.env) > 0 {
-		names := make([]string, 0, len(p.env))
-		for _, e := range p.env {
+	if env := p.WithEnv(p.gatewayEnv...).env; len(env) > 0 {
+		names := make([]string, 0, len(env))
+		for _, e := range env {
 			names = append(names, word(e.Name))
 		}
 		fmt.Fprintf(&b, "  environment      %s\n", strings.Join(names, " "))

@@ -1,6 +1,10 @@
 package ports
 
-import "github.com/caisson-run/caisson/domain"
+import (
+	"slices"
+
+	"github.com/caisson-run/caisson/domain"
+)
 
 // AgentAdapter knows one agent's CLI: its command line and its output. It
 // never spawns anything, so a new agent cannot bypass the sandbox. It is safe
@@ -12,7 +16,7 @@ type AgentAdapter interface {
 	// search the host's PATH. Failure is a *domain.AgentNotFoundError.
 	Resolve(hint string, host Host) (AgentInstall, error)
 	// Needs returns what the agent needs beside the base plan: its own files,
-	// its private directories, the ports of its API, its environment.
+	// its private directories, its environment, and its model API.
 	Needs(install AgentInstall, dirs SessionDirs, host Host) (PlanFragment, error)
 	// Command returns the line that runs one turn. Its Env holds only what the
 	// agent itself needs beside the plan's environment; its Sandbox is zero and
@@ -52,9 +56,10 @@ type AgentInstall struct {
 	// BaseURL is the model API that the host's environment points the agent to,
 	// for an agent that must be told so on its command line: Command does not
 	// see the host. It is as found there, unchecked; "" is the agent's default.
+	// Of an open session with a model gateway it is the gateway's.
 	BaseURL string
-	// KeyEnv names the variable of the host that holds the API's key, for an
-	// agent that must be told so on its command line; "" is the agent's default.
+	// KeyEnv names the variable that holds the API's key, for an agent that must
+	// be told so on its command line; "" is the agent's default.
 	KeyEnv string
 }
 
@@ -81,6 +86,26 @@ type PlanFragment struct {
 	// Receipt lines: what the adapter switches off or on in the agent by
 	// itself, such as the agent's inner sandbox.
 	Notes []string
+	// ModelAPI is the agent's API, for the model gateway to stand in for. Nil
+	// means that none can: the agent reaches its API by itself, with the ports
+	// above, and holds its own credential.
+	ModelAPI *ModelAPI
+	// OwnCredential says why, for an agent without a ModelAPI that must hold its
+	// own credential. The reason is repeated in every receipt.
+	OwnCredential string
+}
+
+// With returns the fragment with all of another one added, but for its API.
+func (f PlanFragment) With(more PlanFragment) PlanFragment {
+	f.Rules = slices.Concat(f.Rules, more.Rules)
+	f.ConnectTCP = slices.Concat(f.ConnectTCP, more.ConnectTCP)
+	f.Env = slices.Concat(f.Env, more.Env)
+	f.Waivers = slices.Concat(f.Waivers, more.Waivers)
+	f.Notes = slices.Concat(f.Notes, more.Notes)
+	if f.UDP == "" {
+		f.UDP = more.UDP
+	}
+	return f
 }
 
 // Prompt is what the user asks.

@@ -112,6 +112,12 @@ func (o *object) reply(r domain.ReplyEvent) {
 	case domain.UsageReport:
 		o.key("usage")
 		o.usage(r.Usage)
+		if g := r.Gateway; g != nil {
+			o.str("source", "gateway")
+			o.int("requests", g.Requests)
+			o.int("refused", g.Refused)
+			o.int("failed", g.Failed)
+		}
 	case domain.Notice:
 		o.str("class", string(r.Class))
 		o.str("message", r.Message)
@@ -322,6 +328,8 @@ func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 	o.rules("rules", p.Rules())
 	o.ports("connect_tcp", p.ConnectTCP())
 	o.destinations(p.Destinations())
+	_, gateway := p.ModelGateway()
+	o.bool("model_gateway", gateway)
 	o.ports("bind_tcp", p.BindTCP())
 	o.bool("udp", p.UDP())
 	o.str("unix_sockets", p.UnixSockets().String())

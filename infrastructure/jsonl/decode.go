@@ -71,6 +71,10 @@ type wireEvent struct {
 	Decision       string         `json:"decision"`
 	Reason         string         `json:"reason"`
 	Usage          wireUsage      `json:"usage"`
+	Source         string         `json:"source"`
+	Requests       int64          `json:"requests"`
+	Refused        int64          `json:"refused"`
+	Failed         int64          `json:"failed"`
 	Class          string         `json:"class"`
 	Message        string         `json:"message"`
 	Attempt        int            `json:"attempt"`
@@ -208,7 +212,11 @@ func (w wireEvent) reply() (domain.ReplyEvent, error) {
 			Decision: w.Decision, Reason: w.Reason,
 		}, nil
 	case "usage":
-		return domain.UsageReport{Usage: domain.Usage(w.Usage)}, nil
+		u := domain.UsageReport{Usage: domain.Usage(w.Usage)}
+		if w.Source == "gateway" {
+			u.Gateway = &domain.GatewayTraffic{Requests: w.Requests, Refused: w.Refused, Failed: w.Failed}
+		}
+		return u, nil
 	case "notice":
 		return domain.Notice{
 			Class: domain.NoticeClass(w.Class), Message: w.Message, Attempt: w.Attempt, Delay: millis(w.DelayMS),

@@ -76,7 +76,7 @@ var samples = map[string]domain.ReplyEvent{
 	"permission": domain.Permission{
 		RequestID: "r1", ToolID: "t1", Tool: "Bash", Input: []byte(`[1]`), Decision: "deny", Reason: "policy",
 	},
-	"usage":    domain.UsageReport{Usage: usage},
+	"usage":    domain.UsageReport{Usage: usage, Gateway: &domain.GatewayTraffic{Requests: 5, Refused: 2, Failed: 1}},
 	"notice":   domain.Notice{Class: domain.NoticeRetry, Message: "again", Attempt: 3, Delay: 2 * time.Second},
 	"log":      domain.Log{Stream: "stderr", Line: "warning: x"},
 	"raw":      domain.Raw{Type: "novelty", JSON: []byte(`{"type":"novelty","n":null}`)},
@@ -88,6 +88,7 @@ var samples = map[string]domain.ReplyEvent{
 		Duration: 12345 * time.Millisecond, TotalUsage: &domain.Usage{InputTokens: 1, CachedInputTokens: 2, CacheWriteTokens: 3, OutputTokens: 4, ReasoningTokens: 5},
 	},
 	// Variants: what is null, and what is not there.
+	"usage_agent": domain.UsageReport{Usage: usage},
 	"final_signal": domain.Final{
 		Outcome: domain.OutcomeExited, Exit: domain.ExitStatus{Known: true, Code: -1, Signal: "SIGKILL"},
 		Error: &domain.TurnError{Class: "exit", Message: "killed"},
@@ -127,7 +128,7 @@ func TestNoStrayGoldenFiles(t *testing.T) {
 	for _, f := range files {
 		name := strings.TrimSuffix(filepath.Base(f), ".jsonl")
 		_, ok := samples[name]
-		require.True(t, ok || slices.Contains([]string{"plan", "plan_unconfined", "doctor", "demo", "verify", "verify_item", "explanation", "explanation_empty"}, name), "%s belongs to no test", f)
+		require.True(t, ok || slices.Contains([]string{"plan", "plan_gateway", "plan_unconfined", "doctor", "demo", "verify", "verify_item", "explanation", "explanation_empty"}, name), "%s belongs to no test", f)
 	}
 }
 
@@ -321,6 +322,13 @@ func TestPlan(t *testing.T) {
 	line := jsonl.AppendPlan(nil, plan, []string{"inner sandbox off"})
 	require.NotContains(t, string(line), "hunter", "values of the environment are not shown")
 	golden(t, "plan", undigested(t, line, plan))
+	gated := domain.NewSandboxPlan("coding").WithModelGateway(54321,
+		domain.EnvRule{Name: "MODEL_KEY", Value: "hunter4", Literal: true, Secret: true})
+	require.NoError(t, gated.Validate())
+	line = jsonl.AppendPlan(nil, gated, nil)
+	require.NotContains(t, string(line), "hunter4")
+	require.NotContains(t, string(line), "54321", "another one each time that a session is opened")
+	golden(t, "plan_gateway", undigested(t, line, gated))
 	off := domain.Unconfined("--sandbox off")
 	golden(t, "plan_unconfined", undigested(t, jsonl.AppendPlan(nil, off, nil), off))
 }

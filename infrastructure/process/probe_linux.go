@@ -170,7 +170,7 @@ func (p *probe) makeFile(dir string) (string, error) {
 // listen listens on a port of the loopback interface that the plan does not let
 // be connected to. notAsked says why there is none.
 func (p *probe) listen() (addr unix.Sockaddr, text, notAsked string) {
-	granted := p.spec.Line.Sandbox.ConnectTCP()
+	granted := p.spec.Line.Sandbox.ReachableTCP()
 	// The kernel chooses a port. The few that are granted are not likely to be
 	// among them, and not every time.
 	for range 8 {

@@ -276,14 +276,14 @@ func (k *enforcerKit) receipt() {
 		{Path: target, Access: domain.AccessReadWrite, Why: "the workspace"},
 		{Path: k.path("link"), Access: domain.AccessReadExec},
 	}
-	plan := k.plan(asked...).WithConnectTCP(443, 8443).WithBindTCP(8080)
+	plan := k.plan(asked...).WithConnectTCP(443, 8443).WithModelGateway(54321).WithBindTCP(8080)
 	r := k.prepare(plan).Receipt()
 	require.False(k, r.Unconfined)
 	require.Equal(k, "kit", r.Preset)
 	require.NotEmpty(k, r.Enforcer)
 	require.NotEmpty(k, r.Layers)
 	require.Equal(k, plan.Digest(), r.PlanDigest)
-	require.Equal(k, plan.ConnectTCP(), r.ConnectTCP)
+	require.Equal(k, []uint16{443, 8443, 54321}, r.ConnectTCP, "the model gateway's port is granted too")
 	require.Equal(k, plan.BindTCP(), r.BindTCP)
 	require.Equal(k, k.e.Supports(plan), r.Properties)
 	require.NoError(k, domain.CheckStrictness(plan, r.Properties))

@@ -146,6 +146,9 @@ func TestNoVariableOfTheHostPassesByAccident(t *testing.T) {
 				if mode == "confined" && s.agent == domain.AgentClaude {
 					own = append(own, "IS_SANDBOX")
 				}
+				if mode == "confined" { // the token of the model gateway
+					own = append(own, map[domain.AgentKind]string{domain.AgentClaude: "ANTHROPIC_AUTH_TOKEN", domain.AgentCodex: "OPENAI_API_KEY"}[s.agent])
+				}
 				require.ElementsMatch(t, append(own, "CAISSON_SPAWN", "HOME", "LANG", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER",
 					"XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"), keys(got))
 

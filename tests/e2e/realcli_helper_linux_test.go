@@ -91,6 +91,7 @@ type realBench struct {
 	root      string
 	workspace string
 	env       map[string]string
+	reachable []uint16 // TCP ports of the session that was opened last
 }
 
 func newRealBench(t *testing.T, a realAgent, program string) *realBench {
@@ -135,6 +136,10 @@ func (b *realBench) open(t *testing.T, c *composition.Caisson, request applicati
 	request.Policy.Limits.WallClock = time.Minute
 	session, err := c.Orchestrator.Open(t.Context(), request)
 	require.NoError(t, err)
+	b.reachable = session.Plan().ReachableTCP()
+	if session.Plan().IsConfined() {
+		require.Len(t, b.reachable, 1, "one port and nothing else")
+	}
 	return session
 }
 
@@ -166,7 +171,10 @@ func (b *realBench) read(t *testing.T, turn *application.Turn, number int, after
 	require.False(t, receipt.Unconfined)
 	require.Equal(t, "landlock+seccomp", receipt.Enforcer)
 	require.Equal(t, "coding", receipt.Preset)
-	require.Equal(t, []uint16{b.model.Port()}, receipt.ConnectTCP)
+	require.Equal(t, b.reachable, receipt.ConnectTCP)
+	for _, u := range repliesOf[domain.UsageReport](events) {
+		require.True(t, u.Gateway == nil || u.Gateway.Refused == 0, "the gateway takes all that the agent asks for: %v", repliesOf[domain.Notice](events))
+	}
 	require.NotEmpty(t, receipt.Agent, "what the adapter has switched off")
 	require.Len(t, repliesOf[domain.SandboxApplied](events), 1)
 	finals := repliesOf[domain.Final](events)

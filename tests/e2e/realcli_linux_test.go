@@ -37,6 +37,7 @@ func TestRealCLIs(t *testing.T) {
 				{"resume", realResume},
 				{"API error", realAPIError},
 				{"cancel", realCancel},
+				{"gateway", realGateway},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					testkit.NoLeaks(t)

@@ -143,6 +143,13 @@ func TestResolve(t *testing.T) {
 	})
 }
 
+// direct is what the agent needs without a gateway.
+func direct(t *testing.T, f ports.PlanFragment) ports.PlanFragment {
+	t.Helper()
+	require.NotNil(t, f.ModelAPI)
+	return f.With(f.ModelAPI.Direct)
+}
+
 func TestNeeds(t *testing.T) {
 	install := ports.AgentInstall{Path: "/opt/claude/claude", Files: []string{"/opt/claude/claude"}, Dirs: []string{"/opt/lib"}}
 	dirs := ports.SessionDirs{State: "/s/state", Home: "/s/home", Temp: "/s/temp", Spool: "/s/spool"}
@@ -158,6 +165,7 @@ func TestNeeds(t *testing.T) {
 	t.Run("defaults", func(t *testing.T) {
 		f, err := need(nil)
 		require.NoError(t, err)
+		f = direct(t, f)
 		require.Equal(t, []uint16{443}, f.ConnectTCP)
 		require.Contains(t, f.UDP, "api.anthropic.com")
 		base := variable(t, f, "ANTHROPIC_BASE_URL")
@@ -187,7 +195,21 @@ func TestNeeds(t *testing.T) {
 	t.Run("without an environment", func(t *testing.T) {
 		f, err := claude.New().Needs(install, dirs, ports.Host{})
 		require.NoError(t, err)
-		require.Equal(t, []uint16{443}, f.ConnectTCP)
+		require.Equal(t, []uint16{443}, direct(t, f).ConnectTCP)
+	})
+	t.Run("behind a gateway", func(t *testing.T) {
+		f, err := need(map[string]string{"ANTHROPIC_BASE_URL": "https://proxy.example/claude"})
+		require.NoError(t, err)
+		require.Empty(t, f.ConnectTCP)
+		require.Empty(t, f.UDP)
+		api := f.ModelAPI
+		require.Equal(t, "https://proxy.example/claude", api.BaseURL)
+		require.Equal(t, ports.DialectAnthropic, api.Dialect)
+		require.Equal(t, "ANTHROPIC_BASE_URL", api.BaseURLEnv)
+		require.Contains(t, api.Routes, ports.APIRoute{Method: "POST", Path: "/v1/messages"})
+		for _, c := range api.Credentials {
+			require.False(t, slices.ContainsFunc(f.Env, func(e domain.EnvRule) bool { return e.Name == c.Env }), "%s is not for the agent", c.Env)
+		}
 	})
 	t.Run("the values of keys are not kept", func(t *testing.T) {
 		f, err := need(map[string]string{"ANTHROPIC_API_KEY": "sk-geheim"})
@@ -203,6 +225,7 @@ func TestNeeds(t *testing.T) {
 		t.Run("url "+url, func(t *testing.T) {
 			f, err := need(map[string]string{"ANTHROPIC_BASE_URL": url})
 			require.NoError(t, err)
+			f = direct(t, f)
 			require.Equal(t, []uint16{port}, f.ConnectTCP)
 			require.Equal(t, strings.Contains(url, "127.0.0.1") || strings.Contains(url, "[::1]"), f.UDP == "", "an address needs no DNS")
 			if url != "" {
@@ -226,7 +249,7 @@ func TestNeeds(t *testing.T) {
 	t.Run("a password makes the URL a secret", func(t *testing.T) {
 		f, err := need(map[string]string{"ANTHROPIC_BASE_URL": "https://u:p@h"})
 		require.NoError(t, err)
-		require.True(t, variable(t, f, "ANTHROPIC_BASE_URL").Secret)
+		require.True(t, variable(t, direct(t, f), "ANTHROPIC_BASE_URL").Secret)
 	})
 }
 

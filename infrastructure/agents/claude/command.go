@@ -17,13 +17,33 @@ const (
 	why            = "claude"
 )
 
-// Needs returns what Claude Code needs beside the base plan: its program, the
-// port of the model's API, and its credentials. The names of the variables are
-// documented at code.claude.com/docs/en/settings, "Environment variables". The
-// only error is a *domain.InvalidError for an ANTHROPIC_BASE_URL that is none.
+// routes are the requests to the API that release 2.1.328 makes: it asks the
+// model, counts tokens for /context, and looks whether the server is there.
+var routes = []ports.APIRoute{
+	{Method: "POST", Path: "/v1/messages"},
+	{Method: "POST", Path: "/v1/messages/count_tokens"},
+	{Method: "GET", Path: "/v1/models"},
+	{Method: "HEAD", Path: "/"},
+}
+
+// credentials are by the agent's own precedence (code.claude.com/docs/en/iam,
+// "Authentication precedence"). With the token of a subscription the agent says
+// other things than with a key, so it is given the gateway's token under the
+// name of what there is.
+var credentials = []ports.APICredential{
+	{Env: "ANTHROPIC_AUTH_TOKEN", Header: "Authorization", Scheme: "Bearer"},
+	{Env: "ANTHROPIC_API_KEY", Header: "X-Api-Key"},
+	{Env: "CLAUDE_CODE_OAUTH_TOKEN", Header: "Authorization", Scheme: "Bearer"},
+}
+
+// Needs returns what Claude Code needs beside the base plan: its program and
+// the model's API. The names of the variables are documented at
+// code.claude.com/docs/en/settings, "Environment variables". The only error is a
+// *domain.InvalidError for an ANTHROPIC_BASE_URL that is none.
 //
-// The base URL is always set, to the orchestrator's own or the default, so that
-// no settings file can lead the agent, and its key, to another server.
+// The base URL is always set, to the gateway's, the orchestrator's own or the
+// default, so that no settings file can lead the agent, and its key, to another
+// server.
 func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, surroundings ports.Host) (ports.PlanFragment, error) {
 	base, ok := "", false
 	if surroundings.LookupEnv != nil {
@@ -36,7 +56,7 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, surroundi
 	if err != nil {
 		return ports.PlanFragment{}, err
 	}
-	need := ports.PlanFragment{
+	direct := ports.PlanFragment{
 		ConnectTCP: []uint16{port},
 		UDP:        lookup.WhyUDP(host),
 		Env: []domain.EnvRule{
@@ -44,6 +64,14 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, surroundi
 			{Name: "ANTHROPIC_AUTH_TOKEN", Secret: true, Why: why},
 			{Name: "CLAUDE_CODE_OAUTH_TOKEN", Secret: true, Why: why},
 			{Name: envBaseURL, Value: base, Literal: true, Secret: secret, Why: why},
+		},
+	}
+	need := ports.PlanFragment{
+		ModelAPI: &ports.ModelAPI{
+			BaseURL: base, Dialect: ports.DialectAnthropic, Routes: routes, Credentials: credentials,
+			BaseURLEnv: envBaseURL, Direct: direct,
+		},
+		Env: []domain.EnvRule{
 			{Name: "ANTHROPIC_MODEL", Why: why},
 			{Name: "API_TIMEOUT_MS", Why: why},
 			{Name: "CLAUDE_CODE_MAX_RETRIES", Why: why},

@@ -155,27 +155,47 @@ func version(vendor string) string {
 	return v
 }
 
-// Needs returns the program's own files, the port of the API, and the names of
-// the variables with its key. Both names are always there, so that a session's
-// plan does not depend on which of the two is set. A base URL that cannot be
-// used is a *domain.InvalidError.
+// routes are the requests that release 0.169.0 makes of a provider that the
+// command line defines, and those of later compactions and model lists.
+var routes = []ports.APIRoute{
+	{Method: "POST", Path: "/responses"},
+	{Method: "POST", Path: "/responses/compact"},
+	{Method: "GET", Path: "/models"},
+}
+
+var credentials = []ports.APICredential{
+	{Env: envKey, Header: "Authorization", Scheme: "Bearer"},
+	{Env: envCodexKey, Header: "Authorization", Scheme: "Bearer"},
+}
+
+// Needs returns the program's own files and the model's API. Of the variables
+// with its key both names are always in the plan of an agent without a gateway,
+// so that it does not depend on which of the two is set. A base URL that cannot
+// be used is a *domain.InvalidError.
 func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, _ ports.Host) (ports.PlanFragment, error) {
-	_, host, port, err := endpoint(install)
+	base, host, port, err := endpoint(install)
 	if err != nil {
 		return ports.PlanFragment{}, err
 	}
 	f := ports.PlanFragment{
-		ConnectTCP: []uint16{port},
-		UDP:        lookup.WhyUDP(host),
-		Env: []domain.EnvRule{
-			{Name: envKey, Secret: true, Why: "codex: key of the model API"},
-			{Name: envCodexKey, Secret: true, Why: "codex: key of the model API"},
+		ModelAPI: &ports.ModelAPI{
+			BaseURL: base, Dialect: ports.DialectOpenAI, Routes: routes, Credentials: credentials,
+			Direct: ports.PlanFragment{
+				ConnectTCP: []uint16{port},
+				UDP:        lookup.WhyUDP(host),
+				Env: []domain.EnvRule{
+					{Name: envKey, Secret: true, Why: "codex: key of the model API"},
+					{Name: envCodexKey, Secret: true, Why: "codex: key of the model API"},
+				},
+				Notes: []string{
+					"codex: the API key is not in the environment of tools, but they can read it in /proc/PID/environ of codex itself",
+				},
+			},
 		},
 		Notes: []string{
 			"codex: its inner sandbox (bubblewrap) is off, since it cannot mount inside this one; its permission profile leaves the file system to this sandbox, and its seccomp filter leaves tools no sockets but unix ones",
 			"codex: configuration in CODEX_HOME and in the workspace, MCP servers and .rules files included, is not read; plugins and analytics are off",
 			"codex: a command that fails at once with a denial runs, but codex reports no event of it",
-			"codex: the API key is not in the environment of tools, but they can read it in /proc/PID/environ of codex itself",
 		},
 	}
 	for _, path := range append(append([]string(nil), install.Dirs...), install.Files...) {

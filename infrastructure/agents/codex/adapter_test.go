@@ -152,6 +152,19 @@ func TestNeeds(t *testing.T) {
 	install := ports.AgentInstall{Path: "/opt/v/bin/codex", Dirs: []string{"/opt/v"}, Files: []string{"/opt/x"}}
 	got, err := codex.New().Needs(install, ports.SessionDirs{State: "/s"}, ports.Host{})
 	require.NoError(t, err)
+	require.Empty(t, got.ConnectTCP)
+	require.Empty(t, got.UDP)
+	require.Empty(t, got.Env, "no credential for an agent behind a gateway")
+	api := got.ModelAPI
+	require.Equal(t, "https://api.openai.com/v1", api.BaseURL)
+	require.Equal(t, ports.DialectOpenAI, api.Dialect)
+	require.Empty(t, api.BaseURLEnv, "it is told on its command line")
+	require.Contains(t, api.Routes, ports.APIRoute{Method: "POST", Path: "/responses"})
+	for _, c := range api.Credentials {
+		require.Equal(t, "Authorization: Bearer", c.Header+": "+c.Scheme)
+	}
+
+	got = got.With(api.Direct)
 	require.Equal(t, []uint16{443}, got.ConnectTCP)
 	require.Empty(t, got.Waivers)
 
@@ -192,6 +205,8 @@ func TestBaseURL(t *testing.T) {
 		install := ports.AgentInstall{Path: "/c", BaseURL: url}
 		needs, err := codex.New().Needs(install, ports.SessionDirs{}, ports.Host{})
 		require.NoError(t, err, url)
+		require.Equal(t, want.base, needs.ModelAPI.BaseURL)
+		needs = needs.With(needs.ModelAPI.Direct)
 		require.Equal(t, []uint16{want.port}, needs.ConnectTCP, url)
 		require.Equal(t, strings.Contains(url, "example.com") || url == "", needs.UDP != "", "DNS for %s", url)
 		line, err := codex.New().Command(ports.TurnRequest{Prompt: ports.Prompt{Text: "x"}, Install: install})

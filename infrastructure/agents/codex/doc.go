@@ -14,10 +14,11 @@
 //
 // The built-in provider of Codex takes its address from that configuration, its
 // key from a login, and talks WebSocket first. Here a provider of our own,
-// "caisson", is defined on the command line: the address is OPENAI_BASE_URL of
-// the host or https://api.openai.com/v1, and the key is read by Codex itself
-// from OPENAI_API_KEY, or from CODEX_API_KEY if only that is set. The key is in
-// no argument and no file.
+// "caisson", is defined on the command line: the address is that of the
+// session's model gateway, or without one OPENAI_BASE_URL of the host or
+// https://api.openai.com/v1, and the gateway's token or the key is read by Codex
+// itself from OPENAI_API_KEY, or from CODEX_API_KEY if only that is set. Neither
+// is in an argument or a file.
 //
 // Codex's inner sandbox is bubblewrap, which cannot mount inside a Landlock
 // domain; commands then vanish without an item in the stream. A confined turn

@@ -66,7 +66,7 @@ const long = `Caisson runs coding-agent CLIs as structured sessions under a kern
 
 Every turn's process, and all that it starts, is confined by the kernel to what
 a plan grants: the workspace, the system's programs, the agent's own private
-directories, and the ports of its API. What cannot be enforced is refused, and
+directories, and the way to its model. What cannot be enforced is refused, and
 every turn begins with a receipt of what was.`
 
 func (a *app) root() *cobra.Command {

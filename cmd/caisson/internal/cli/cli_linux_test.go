@@ -180,6 +180,11 @@ func TestBadInput(t *testing.T) {
 		"unknown property":       {args: run("--waive", "gravity", "x"), code: 2, says: []string{"--waive", "gravity", "filesystem", "udp"}},
 		"unix sockets":           {args: run("--unix-sockets", "some", "x"), code: 2, says: []string{"--unix-sockets", "some", "own"}},
 		"sandbox":                {args: run("--sandbox", "maybe", "x"), code: 2, says: []string{"--sandbox", "maybe", "off"}},
+		"gateway":                {args: run("--gateway", "maybe", "x"), code: 2, says: []string{"--gateway", "maybe", "off"}},
+		"a key for the agent":    {args: run("--env", "ANTHROPIC_API_KEY=x", "x"), code: 2, says: []string{"ANTHROPIC_API_KEY", "--gateway off"}},
+		"credential file":        {args: run("--credential-file", "key", "x"), code: 2, says: []string{"--credential-file", "NAME=PATH"}},
+		"no credential file":     {args: run("--credential-file", "ANTHROPIC_API_KEY=/nonexistent", "x"), code: 2, says: []string{"ANTHROPIC_API_KEY", "/nonexistent"}},
+		"a file without gateway": {args: run("--gateway", "off", "--credential-file", "ANTHROPIC_API_KEY=/nonexistent", "x"), code: 2, says: []string{"only the model gateway"}},
 		"rules without sandbox":  {args: run("--sandbox", "off", "--ro", "/usr", "x"), code: 2, says: []string{"unconfined"}},
 		"output":                 {args: run("--output", "xml", "x"), code: 2, says: []string{"--output", "xml", "json"}},
 		"plan with argument":     {args: []string{"plan", "--agent", "claude", "x"}, code: 2, says: []string{`"x"`}},
@@ -585,10 +590,25 @@ func TestPlan(t *testing.T) {
 	got := b.run("plan", "--agent", "claude", "--ro", "/usr/share", "--env", "TOKEN=hunter2", "--waive", "ipc", "--connect-tcp", "1234")
 	require.Equal(t, 0, got.code, got.stderr)
 	for _, s := range []string{"plan coding", b.workspace, "/usr/share", "--ro", "TOKEN", "1234", "ipc", "digest",
-		"udp              allow", "UDP is allowed, to any host: the name api.anthropic.com", "unix sockets     deny"} {
+		"udp              deny", "1234 and the model gateway", "to https://api.anthropic.com and nowhere else", "unix sockets     deny"} {
 		require.Contains(t, got.stdout, s)
 	}
 	require.NotContains(t, got.stdout, "hunter2")
+	b.requireUntouched()
+
+	got = b.run("plan", "--agent", "claude", "--gateway", "off")
+	require.Equal(t, 0, got.code, got.stderr)
+	for _, s := range []string{"tcp connect      443\n", "udp              allow", "UDP is allowed, to any host: the name api.anthropic.com", "holds the credential"} {
+		require.Contains(t, got.stdout, s)
+	}
+	b.requireUntouched()
+
+	key := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(key, []byte("hunter3\n"), 0o600))
+	got = b.run("plan", "--agent", "claude", "--credential-file", "ANTHROPIC_API_KEY="+key)
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, "the credential, ANTHROPIC_API_KEY from a file, stays with Caisson")
+	require.NotContains(t, got.stdout, "hunter3")
 	b.requireUntouched()
 
 	got = b.run("plan", "--agent", "claude", "--output", "json")

@@ -176,6 +176,35 @@ func (f *policyFlags) mode() (application.SandboxMode, error) {
 	return application.SandboxMode{}, &domain.InvalidError{What: "--sandbox", Value: f.sandbox, Reason: "unknown", Remedy: "required or off"}
 }
 
+// gatewayFlags are the flags that say how an agent reaches its model API.
+type gatewayFlags struct {
+	mode  string
+	files []string
+}
+
+func (f *gatewayFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.mode, "gateway", "on", "`on`: the agent reaches its model API through Caisson, which keeps the key; off: by itself, with the key, and with DNS if it needs it")
+	flags.StringArrayVar(&f.files, "credential-file", nil, "the gateway takes the credential from a file: `NAME=PATH`, for example ANTHROPIC_API_KEY=/run/secrets/key")
+}
+
+// parse returns whether the gateway is off, and the files by variable.
+func (f *gatewayFlags) parse(abs func(string) string) (off bool, files map[string]string, err error) {
+	if f.mode != "on" && f.mode != "off" {
+		return false, nil, &domain.InvalidError{What: "--gateway", Value: f.mode, Reason: "unknown", Remedy: "on or off"}
+	}
+	for _, s := range f.files {
+		name, path, ok := strings.Cut(s, "=")
+		if !ok || name == "" || path == "" {
+			return false, nil, &domain.InvalidError{What: "--credential-file", Value: s, Reason: "no name and path", Remedy: "NAME=PATH"}
+		}
+		if files == nil {
+			files = map[string]string{}
+		}
+		files[name] = abs(path)
+	}
+	return f.mode == "off", files, nil
+}
+
 // duration is a limit on time as a flag.
 type duration time.Duration
 

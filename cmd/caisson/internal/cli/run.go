@@ -26,6 +26,7 @@ type sessionFlags struct {
 	workspace string
 	resume    string
 	model     string
+	gateway   gatewayFlags
 	timeout   time.Duration
 	idle      time.Duration
 }
@@ -39,6 +40,7 @@ func (f *sessionFlags) addTo(cmd *cobra.Command) {
 	flags.StringVar(&f.resume, "resume", "", "continue the session `ID`")
 	flags.StringVar(&f.model, "model", "", "the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
+	f.gateway.add(flags)
 	flags.Var((*duration)(&f.timeout), "timeout", "end the turn after this `TIME`, for example 90s or 10m; 0 for never")
 	flags.Var((*duration)(&f.idle), "idle-timeout", "end the turn after this `TIME` without output or a running tool; 0 for never")
 }
@@ -73,6 +75,9 @@ func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
 		return r, err
 	}
 	r.Policy.Limits = domain.Limits{WallClock: f.timeout, Idle: f.idle}
+	if r.DirectAPI, r.CredentialFiles, err = f.gateway.parse(a.abs); err != nil {
+		return r, err
+	}
 	r.Sandbox, err = f.mode()
 	return r, err
 }

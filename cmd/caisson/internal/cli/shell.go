@@ -21,6 +21,7 @@ type shellFlags struct {
 	agentBin  string
 	workspace string
 	model     string
+	gateway   gatewayFlags
 	timeout   time.Duration
 }
 
@@ -62,6 +63,7 @@ denied; 127 it was not found.`,
 	flags.StringVar(&f.workspace, "workspace", "", "the `DIR` to work in; the working directory by default")
 	flags.StringVar(&f.model, "model", "", "the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
+	f.gateway.add(flags)
 	flags.Var((*duration)(&f.timeout), "timeout", "end the program after this `TIME`, for example 90s or 10m; 0 for never")
 	return cmd
 }
@@ -80,6 +82,9 @@ func (f *shellFlags) request(a *app, argv []string) (application.TerminalRequest
 	}
 	var err error
 	if r.Policy, err = f.policy(a.abs); err != nil {
+		return r, err
+	}
+	if r.DirectAPI, r.CredentialFiles, err = f.gateway.parse(a.abs); err != nil {
 		return r, err
 	}
 	r.Policy.Limits.WallClock = f.timeout

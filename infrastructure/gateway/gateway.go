@@ -1,0 +1,265 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// The limits of a gateway. They bound what an agent can take of the
+// orchestrator, and are far above what the agents need.
+const (
+	maxHeader      = 64 << 10
+	maxBody        = 64 << 20 // the APIs take 32 to 50 MB
+	maxConnections = 128
+	headerTimeout  = 10 * time.Second // for the head of a request
+	bodyTimeout    = time.Minute      // between two pieces of a request's body
+	idleTimeout    = 2 * time.Minute  // between two requests on a connection
+	dialTimeout    = 30 * time.Second
+	tlsTimeout     = 15 * time.Second
+	// Shorter than that of the APIs' servers: a POST that meets a connection
+	// which the server has just closed cannot be repeated.
+	upstreamIdle = 30 * time.Second
+)
+
+// Gateways implements [ports.ModelGateway].
+type Gateways struct{ head, body time.Duration }
+
+// New returns the implementation.
+func New() *Gateways { return &Gateways{head: headerTimeout, body: bodyTimeout} }
+
+// Open implements [ports.ModelGateway].
+func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gateway, error) {
+	base, err := parseBase(spec.API.BaseURL)
+	if err != nil {
+		return nil, err
+	}
+	var token [32]byte
+	_, _ = rand.Read(token[:]) // never fails (crypto/rand)
+	g := &gateway{
+		base: base, loopback: isLoopback(base.Hostname()), api: spec.API, credential: spec.Credential, token: hex.EncodeToString(token[:]),
+		routes: make(map[route]*url.URL, len(spec.API.Routes)), done: make(chan struct{}),
+		patience: gs.body,
+	}
+	for _, r := range spec.API.Routes {
+		to := *base
+		to.User = nil
+		to.Path, to.RawPath = strings.TrimSuffix(base.Path, "/")+r.Path, strings.TrimSuffix(base.EscapedPath(), "/")+r.Path
+		g.routes[route{r.Method, r.Path}] = &to
+	}
+	var listen net.ListenConfig
+	inner, err := listen.Listen(ctx, "tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("open the model gateway of session %s: %w", spec.Session, err)
+	}
+	g.listener = newListener(inner, maxConnections)
+	g.transport = &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		TLSHandshakeTimeout: tlsTimeout,
+		IdleConnTimeout:     upstreamIdle,
+		ForceAttemptHTTP2:   true,
+		// Otherwise the transport would ask for gzip, and take it off.
+		DisableCompression: true,
+		// The answer's head; its body has no bound.
+		MaxResponseHeaderBytes: 1 << 20,
+	}
+	quiet := log.New(io.Discard, "", 0)
+	g.proxy = &httputil.ReverseProxy{
+		Rewrite: g.rewrite, Transport: g.transport, FlushInterval: -1,
+		ModifyResponse: g.answered, ErrorHandler: g.failed, ErrorLog: quiet,
+	}
+	lifetime, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	g.cancel = cancel
+	var connections sync.WaitGroup
+	g.server = &http.Server{
+		Handler: g, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: gs.head, IdleTimeout: idleTimeout, ErrorLog: quiet,
+		BaseContext: func(net.Listener) context.Context { return lifetime },
+		// "OPTIONS *" is refused like everything else.
+		DisableGeneralOptionsHandler: true,
+		ConnState: func(_ net.Conn, s http.ConnState) {
+			switch s {
+			case http.StateNew:
+				connections.Add(1)
+			case http.StateClosed, http.StateHijacked:
+				connections.Done()
+			case http.StateActive, http.StateIdle:
+			}
+		},
+	}
+	go func() {
+		defer close(g.done)
+		_ = g.server.Serve(g.listener) // always an error, at the latest that of Close
+		connections.Wait()
+		g.transport.CloseIdleConnections()
+	}()
+	return g, nil
+}
+
+// parseBase checks the API's base URL. Errors do not repeat it: there may be a
+// password in it.
+func parseBase(raw string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	var reason string
+	switch {
+	case err != nil:
+		reason = "not a URL"
+	case u.Scheme != "http" && u.Scheme != "https":
+		reason = "neither an http nor an https URL"
+	case u.Hostname() == "":
+		reason = "a URL without a host"
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+		reason = "a query or a fragment, but paths are appended to it"
+	default:
+		return u, nil
+	}
+	return nil, &domain.InvalidError{
+		What: "base URL of the model API", Reason: reason, Remedy: "pass http(s)://HOST[:PORT][/PATH]",
+	}
+}
+
+// isLoopback reports whether a host is this machine, as far as it can be told
+// without asking anybody.
+func isLoopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || err == nil && addr.Unmap().IsLoopback()
+}
+
+type route struct{ method, path string }
+
+// gateway implements ports.Gateway.
+type gateway struct {
+	base       *url.URL
+	loopback   bool // the API is on this machine
+	api        ports.ModelAPI
+	routes     map[route]*url.URL
+	credential func() (ports.Credential, bool, error)
+	token      string
+	patience   time.Duration // with the body of a request
+
+	listener  *listener
+	server    *http.Server
+	transport *http.Transport
+	proxy     *httputil.ReverseProxy
+	cancel    context.CancelFunc
+	done      chan struct{} // closed when nothing runs any more
+
+	mu    sync.Mutex
+	meter ports.GatewayMeter
+}
+
+// Port implements ports.Gateway.
+func (g *gateway) Port() uint16 {
+	addr, ok := g.listener.Addr().(*net.TCPAddr)
+	if !ok {
+		return 0 // the listener is of TCP
+	}
+	return uint16(addr.Port)
+}
+
+// BaseURL implements ports.Gateway.
+func (g *gateway) BaseURL() string { return fmt.Sprintf("http://127.0.0.1:%d", g.Port()) }
+
+// Token implements ports.Gateway.
+func (g *gateway) Token() string { return g.token }
+
+// Meter implements ports.Gateway.
+func (g *gateway) Meter() ports.GatewayMeter {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.meter
+}
+
+// count changes the meter.
+func (g *gateway) count(change func(*ports.GatewayMeter)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	change(&g.meter)
+}
+
+// Close implements ports.Gateway.
+func (g *gateway) Close(ctx context.Context) error {
+	g.cancel()
+	g.listener.closeAll()
+	_ = g.server.Close() // what can fail is closing the listener, which is closed
+	select {
+	case <-g.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close the model gateway: %w", context.Cause(ctx))
+	}
+}
+
+// listener bounds the connections that are open at once, and closes all of
+// them: http.Server forgets one that it accepts while it is closed.
+type listener struct {
+	net.Listener
+	limit int
+
+	mu     sync.Mutex
+	closed bool
+	open   map[*conn]struct{}
+}
+
+func newListener(l net.Listener, limit int) *listener {
+	return &listener{Listener: l, limit: limit, open: map[*conn]struct{}{}}
+}
+
+// Accept waits for a connection. One for which there is no place is closed at
+// once: the server finds it so, and lets go of it.
+func (l *listener) Accept() (net.Conn, error) {
+	inner, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: inner, of: l}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || len(l.open) >= l.limit {
+		_ = inner.Close()
+		return c, nil
+	}
+	l.open[c] = struct{}{}
+	return c, nil
+}
+
+func (l *listener) closeAll() {
+	_ = l.Close()
+	l.mu.Lock()
+	l.closed = true
+	open := make([]*conn, 0, len(l.open))
+	for c := range l.open {
+		open = append(open, c)
+	}
+	l.mu.Unlock()
+	for _, c := range open {
+		_ = c.Close()
+	}
+}
+
+type conn struct {
+	net.Conn
+	of *listener
+}
+
+// Close frees the connection's place.
+func (c *conn) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.open, c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}
