@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -98,8 +99,15 @@ type probe struct {
 	statuses []domain.PropertyStatus
 	receipt  domain.Receipt
 	attempts []attempt
-	files    []string
+	files    []probeFile
 	sockets  []int
+}
+
+// probeFile is a file of a probe's, by the directory that it was made in: one of
+// them is the agent's to write.
+type probeFile struct {
+	dir  *os.Root
+	name string
 }
 
 // prepare makes the objects and the attempts on them, and does here, where
@@ -157,12 +165,17 @@ func (p *probe) prepare() error {
 }
 
 // makeFile makes a file with a byte in it.
-func (p *probe) makeFile(dir string) (string, error) {
-	f, err := os.CreateTemp(dir, ".caisson-probe-*")
+func (p *probe) makeFile(in string) (string, error) {
+	dir, err := os.OpenRoot(in)
 	if err != nil {
 		return "", err
 	}
-	p.files = append(p.files, f.Name())
+	name := ".caisson-probe-" + rand.Text()
+	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return "", errors.Join(err, dir.Close())
+	}
+	p.files = append(p.files, probeFile{dir, name})
 	_, err = f.WriteString("x")
 	return f.Name(), errors.Join(err, f.Close())
 }
@@ -213,7 +226,7 @@ func (p *probe) listenAnywhere() (uint16, error) {
 func (p *probe) clear() error {
 	var errs []error
 	for _, f := range p.files {
-		errs = append(errs, os.Remove(f))
+		errs = append(errs, f.dir.Remove(f.name), f.dir.Close())
 	}
 	for _, fd := range p.sockets {
 		errs = append(errs, unix.Close(fd))
@@ -274,6 +287,9 @@ func grantsOf(plan domain.SandboxPlan) grants {
 // It looks as the kernel does, at the inode of every directory above: a rule may
 // lead to the same place by another path, through a bind mount.
 func (g grants) on(dir string) domain.Access {
+	if canonical, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = canonical // otherwise no file can be made there
+	}
 	var access domain.Access
 	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
 		if info, err := os.Stat(dir); err == nil {

@@ -219,6 +219,20 @@ func TestTheProbeAsksOnlyForWhatThePlanSays(t *testing.T) {
 	}
 }
 
+// The host's temporary directory may be a link to what the plan grants.
+func TestTheProbeSeesWhereAPlaceReallyIs(t *testing.T) {
+	testkit.RequireLandlock(t, 4)
+	testkit.NoLeaks(t)
+	b := newProbeBench(t)
+	link := filepath.Join(tempDir(t), "tmp")
+	require.NoError(t, os.Symlink(b.host, link))
+	t.Setenv("TMPDIR", link)
+	probed, err := b.probe(t, sandbox.Default(), b.plan.WithRules(domain.PathRule{Path: filepath.Dir(b.host), Access: domain.AccessRead}))
+	require.NoError(t, err)
+	require.Equal(t, domain.ProbeNotAsked, probed.Checks[1].Result)
+	require.Equal(t, domain.ProbeHeld, probed.Checks[2].Result)
+}
+
 // A port that the plan grants is not one to be denied on.
 func TestTheProbeFindsAPortThatIsDenied(t *testing.T) {
 	testkit.RequireLandlock(t, 4)
