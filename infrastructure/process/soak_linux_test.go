@@ -54,7 +54,11 @@ func TestSoakOfSpawns(t *testing.T) {
 			testkit.NoLeaks(t)
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
 			begun := time.Now()
-			n := soak(t, *soakSpawns)
+			spawns := *soakSpawns
+			if testing.Short() {
+				spawns = min(spawns, 100)
+			}
+			n := soak(t, spawns)
 			t.Logf("%d confined spawns (%d of them turns with a keeper) and %d plain ones from %d goroutines, GOMAXPROCS=%d, uid %d, in %s; threads %v, descriptors %v",
 				n.confined.Load(), n.turns.Load(), n.plain.Load(), soakWorkers, procs, os.Getuid(), time.Since(begun).Round(time.Second), n.threads, n.fds)
 		})
