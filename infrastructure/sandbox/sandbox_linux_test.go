@@ -51,6 +51,8 @@ func spawn(_ context.Context, c ports.Confinement) (domain.ExitStatus, error) {
 	return domain.ExitStatus{Known: true, Code: state.ExitCode()}, nil
 }
 
+func TestMain(m *testing.M) { testkit.MainWithFake(m) }
+
 func TestContract(t *testing.T) {
 	abi := testkit.RequireLandlock(t, 6)
 	testkit.NoLeaks(t)
@@ -64,8 +66,12 @@ func TestContract(t *testing.T) {
 				}
 			}
 			enforces = enforces[:len(enforces)-len(limits)]
+			program := testkit.FakeProgram()
+			if n == 6 {
+				program = "" // the newest and the one without a signal scope tell more
+			}
 			portstest.AssertEnforcerContract(t, func(testing.TB) ports.SandboxEnforcer { return sandbox.New(sandbox.WithABI(n)) },
-				portstest.EnforcerFeatures{Enforces: enforces, Spawn: spawn})
+				portstest.EnforcerFeatures{Enforces: enforces, Spawn: spawn, Program: program})
 		})
 	}
 }

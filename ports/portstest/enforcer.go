@@ -39,6 +39,11 @@ type EnforcerFeatures struct {
 	// With nil the cases that need a child are skipped, and with them the proof
 	// that anything is really denied.
 	Spawn func(ctx context.Context, c ports.Confinement) (domain.ExitStatus, error)
+	// Program is the path of a program that calls escape.Host first, such as the
+	// test binary with that call in TestMain; children of every plan must be able
+	// to run it. It makes the attempts of package escape that are about a property
+	// of Enforces. With "" they are skipped.
+	Program string
 }
 
 // AssertEnforcerContract checks that an enforcer keeps the contract of
@@ -46,7 +51,8 @@ type EnforcerFeatures struct {
 // what the plan does not grant. Each denial has a companion that shows the
 // same attempt succeeding under a plan that grants it. newEnforcer is called
 // for every case. The cases do not run in parallel, and need a POSIX shell as
-// /bin/sh.
+// /bin/sh. The last one makes the attempts of package escape, see
+// [EnforcerFeatures.Program].
 func AssertEnforcerContract(t *testing.T, newEnforcer func(testing.TB) ports.SandboxEnforcer, features EnforcerFeatures) {
 	t.Helper()
 	runCases(t, slices.Concat(enforcerCases, enforcerSpawnCases), enforcerUnderTest{newEnforcer, features})
@@ -91,6 +97,7 @@ var enforcerSpawnCases = []contractCase[enforcerUnderTest]{
 	{"a file rule grants that file alone", "A file is granted without its directory.", onEnforcer((*enforcerKit).fileRule)},
 	{"a hard link between granted directories is allowed", "Without it git, npm and cargo fail with EXDEV.", onEnforcer((*enforcerKit).refer)},
 	{"a rule through a symbolic link grants its target", "A rule means what its path leads to when it is prepared.", onEnforcer((*enforcerKit).throughLink)},
+	{"nothing gets out", "What the enforcer says that it enforces must hold against a child that tries.", onEnforcer((*enforcerKit).escapes)},
 	{"the caller and the next child are not restricted", "A restriction that stays on one of the orchestrator's threads breaks unrelated work.", onEnforcer((*enforcerKit).callerStaysFree)},
 }
 

@@ -179,6 +179,7 @@ func TestEnforcerKitFindsFaults(t *testing.T) {
 		"everything is denied":      {"a write outside the plan is denied", fault{apply: func() error { return os.ErrPermission }}},
 		"links are denied":          {"a hard link between granted directories is allowed", fault{apply: func() error { return os.ErrPermission }}},
 		"rules by link are dropped": {"a rule through a symbolic link grants its target", fault{apply: func() error { return os.ErrPermission }}},
+		"attempts get out":          {"nothing gets out", fault{apply: func() error { return nil }}},
 		"the next child is denied":  {"the caller and the next child are not restricted", fault{apply: func() error { return os.ErrPermission }}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +192,7 @@ func TestEnforcerKitFindsFaults(t *testing.T) {
 					if k.name == c.fails {
 						k.check(tr, enforcerUnderTest{
 							newEnforcer: func(testing.TB) ports.SandboxEnforcer { return c.fault },
-							features:    EnforcerFeatures{Enforces: []domain.Property{domain.PropertyFilesystem}, Spawn: spawnPlainly},
+							features:    EnforcerFeatures{Enforces: []domain.Property{domain.PropertyFilesystem}, Spawn: spawnPlainly, Program: testkit.FakeProgram()},
 						})
 						return
 					}

@@ -1,6 +1,7 @@
 package escape
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/domain"
 )
 
 // The words of a child's report, which is the last line of its output.
@@ -286,6 +289,25 @@ func ends(attr *syscall.SysProcAttr, env []string, path string, args ...string) 
 		return 0, "", errors.New("its end is not known")
 	}
 	return status, string(out), nil
+}
+
+// RunUnconfined runs a command as the companion of an attempt, for a [Target]
+// that has no other way to run one without a sandbox.
+func RunUnconfined(ctx context.Context, dir string, argv []string) (Ended, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir, cmd.Env = dir, []string{"PATH=/usr/bin:/bin"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := cmd.Output()
+	ended := Ended{Stdout: string(out), Exit: domain.ExitStatus{Known: true}}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		ended.Exit.Code = exit.ExitCode()
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+			ended.Exit.Signal, ended.Exit.SignalNumber = unix.SignalName(status.Signal()), int(status.Signal())
+		}
+		err = nil
+	}
+	return ended, err
 }
 
 // startsWith starts a program that does nothing, in another way. It is not this

@@ -48,3 +48,6 @@ func attempts() []Attempt { return nil }
 
 // Host does nothing.
 func Host() {}
+
+// RunUnconfined fails.
+func RunUnconfined(context.Context, string, []string) (Ended, error) { return Ended{}, unsupported() }
