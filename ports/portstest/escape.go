@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports/portstest/escape"
 )
 
@@ -28,6 +29,9 @@ func (k *enforcerKit) escapes() {
 	require.NoError(k, err)
 	defer func() { require.NoError(k, stage.Close()) }()
 	plan := stage.Plan(k.features.Program).WithWaivers(k.plan().Waivers()...)
+	if !slices.Contains(k.features.Enforces, domain.PropertyDestinations) {
+		plan = plan.WithoutDestinations()
+	}
 	var serial atomic.Int32
 	run := func(ctx context.Context, confined bool, dir string, argv []string) (escape.Ended, error) {
 		if !confined {
@@ -59,6 +63,7 @@ func (k *enforcerKit) escapes() {
 // attempts are those that the enforcer alone must stop, and ordinary work.
 func (k *enforcerKit) attempts() []escape.Attempt {
 	return slices.DeleteFunc(escape.Attempts(), func(a escape.Attempt) bool {
-		return !a.Works && (!slices.Contains(k.features.Enforces, a.Property) || slices.Contains(a.Alone, escape.Spawner))
+		work := a.Works && a.Property == ""
+		return !work && (!slices.Contains(k.features.Enforces, a.Property) || slices.Contains(a.Alone, escape.Spawner))
 	})
 }

@@ -263,7 +263,105 @@ func networkAttempts() []Attempt {
 	list = append(list, Attempt{
 		Name: "netlink-change-link", Class: ClassNetwork, Property: domain.PropertyPrivileges, Alone: []Layer{Privileges}, try: netlinkChange,
 	})
+	list = append(list, destinationAttempts()...)
 	return append(list, unixSocketAttempts()...)
+}
+
+func destinationAttempts() []Attempt {
+	const p = domain.PropertyDestinations
+	connect := func(name string, last byte, key string, reach func(*child, int, unix.Sockaddr) error) Attempt {
+		return sending(name, p, socketTry(unix.AF_INET, unix.SOCK_STREAM, 0, func(c *child) (unix.Sockaddr, error) { return c.inet4(key, last) }, reach))
+	}
+	works := connect("connect-to-destination", 1, "destination", connectAndWrite)
+	waits := connect("connect-to-destination-without-blocking", 1, "destination", func(c *child, fd int, to unix.Sockaddr) error {
+		if err := unix.SetNonblock(fd, true); err != nil {
+			return err
+		}
+		if err := unix.Connect(fd, to); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+			return err
+		}
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 5000); err != nil {
+			return err
+		}
+		_, err := unix.Write(fd, c.token())
+		return err
+	})
+	works.Class, works.Works, waits.Class, waits.Works = ClassWork, true, ClassWork, true
+	race := sending("destination-race", p, destinationRace)
+	return []Attempt{
+		works, waits, race,
+		connect("destination-port-elsewhere", 2, "other-destination", connectAndWrite),
+		connect("destination-fast-open-elsewhere", 2, "other-destination", sendto(unix.MSG_FASTOPEN)).about(domain.PropertyOtherSockets, Seccomp),
+		sending("destination-mptcp-elsewhere", domain.PropertyOtherSockets, socketTry(unix.AF_INET, unix.SOCK_STREAM, protoMPTCP, func(c *child) (unix.Sockaddr, error) {
+			return c.inet4("other-destination", 2)
+		}, connectAndWrite), Seccomp),
+	}
+}
+
+// destinationRace connects to an address that turns, all the time, from the
+// destination into another host's: whoever looks at it more than once can be
+// fooled.
+func destinationRace(c *child) error {
+	port, err := c.number("other-destination")
+	if err != nil {
+		return err
+	}
+	m, err := c.mem()
+	if err != nil {
+		return err
+	}
+	good := rawSockaddr(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
+	bad := rawSockaddr(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 2}})
+	at, err := m.put(good)
+	if err != nil {
+		return err
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				// What fails is tried again at once.
+				_ = m.set(at, bad)
+				_ = m.set(at, good)
+			}
+		}
+	}()
+	defer func() { close(stop); <-done }()
+	denied, connected := 0, 0
+	for range 500 {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		_, err = raw(unix.SYS_CONNECT, uintptr(fd), at, uintptr(len(good)))
+		var peer unix.Sockaddr
+		if err == nil {
+			peer, err = unix.Getpeername(fd)
+		}
+		to, ok := peer.(*unix.SockaddrInet4)
+		switch {
+		case errors.Is(err, unix.EACCES):
+			denied++
+		case err != nil:
+			return err
+		case ok && to.Addr[3] == 2:
+			_, err := unix.Write(fd, c.token())
+			return errors.Join(err, unix.Close(fd))
+		default:
+			connected++
+		}
+		if err := unix.Close(fd); err != nil {
+			return err
+		}
+	}
+	if denied == 0 || connected == 0 {
+		return unavailableError("the race was never on")
+	}
+	return unix.EACCES
 }
 
 func bind(_ *child, fd int, to unix.Sockaddr) error { return unix.Bind(fd, to) }

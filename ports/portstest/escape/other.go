@@ -5,6 +5,7 @@ package escape
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"runtime"
 
 	"github.com/caisson-run/caisson/domain"
@@ -35,6 +36,9 @@ func (*Stage) Rules() []domain.PathRule { return nil }
 
 // ConnectTCP returns none.
 func (*Stage) ConnectTCP() []uint16 { return nil }
+
+// Destinations returns none.
+func (*Stage) Destinations() []netip.AddrPort { return nil }
 
 // Workspace returns "".
 func (*Stage) Workspace() string { return "" }

