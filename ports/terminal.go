@@ -13,8 +13,8 @@ import (
 type TerminalSessionFactory interface {
 	// Start starts the line on a new terminal, as the leader of a session whose
 	// controlling terminal that is. The line's Sandbox is treated as by
-	// StructuredSessionFactory, and widened by one grant: the new terminal's own
-	// device file. The line's Stdin is ignored. ctx governs the whole session:
+	// StructuredSessionFactory, the trial of it included, and widened by one
+	// grant: the new terminal's own device file. The line's Stdin is ignored. ctx governs the whole session:
 	// when it ends, the session is cancelled. An error means that no process was
 	// left behind.
 	Start(ctx context.Context, line domain.SpawnLine, size TerminalSize) (TerminalSession, error)

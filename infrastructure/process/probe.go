@@ -11,7 +11,7 @@ import (
 type ProbeSpec struct {
 	// Line is as that of a turn. Nothing of it is started.
 	Line domain.SpawnLine
-	// Granted is a directory that the plan lets be written.
+	// Granted is a directory that the plan lets be written; "" if none is known.
 	Granted string
 	// Denied is a directory of the orchestrator's own, which no plan grants; ""
 	// if there is none. Where the plan grants it all the same, the probe looks

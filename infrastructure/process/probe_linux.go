@@ -115,7 +115,7 @@ type probeFile struct {
 func (p *probe) prepare() error {
 	grants := grantsOf(p.spec.Line.Sandbox)
 	granted := attempt{name: domain.ProbeGrantedWrite}
-	if grants.on(p.spec.Granted).Has(domain.AccessWriteFile) {
+	if filepath.IsAbs(p.spec.Granted) && grants.on(p.spec.Granted).Has(domain.AccessWriteFile) {
 		file, err := p.makeFile(p.spec.Granted)
 		if err != nil {
 			return err

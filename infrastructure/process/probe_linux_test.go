@@ -233,6 +233,19 @@ func TestTheProbeSeesWhereAPlaceReallyIs(t *testing.T) {
 	require.Equal(t, domain.ProbeHeld, probed.Checks[2].Result)
 }
 
+// A line on a terminal need not say where it may write, nor where nobody may.
+func TestTheProbeWithoutDirectories(t *testing.T) {
+	testkit.RequireLandlock(t, 4)
+	testkit.NoLeaks(t)
+	b := newProbeBench(t)
+	for _, granted := range []string{"", "relative"} {
+		probed, err := confinedSpawner().Probe(context.Background(), ProbeSpec{Line: shLine("/", b.plan, ":"), Granted: granted})
+		require.NoError(t, err)
+		require.Equal(t, append([]string{"granted write: not asked"}, allHeld[1:]...), results(probed))
+		require.Equal(t, b.host, filepath.Dir(probed.Checks[1].Target))
+	}
+}
+
 // A port that the plan grants is not one to be denied on.
 func TestTheProbeFindsAPortThatIsDenied(t *testing.T) {
 	testkit.RequireLandlock(t, 4)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -47,9 +48,14 @@ func TestParityAndItsNegativeCompanion(t *testing.T) {
 type broken struct {
 	ports.SandboxEnforcer
 	prepare, apply error
+	// good is how often it works before: the probe at the opening is the first.
+	good *atomic.Int32
 }
 
 func (e broken) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	if e.good.Add(-1) >= 0 {
+		return e.SandboxEnforcer.Prepare(ctx, plan, line)
+	}
 	if e.prepare != nil {
 		return nil, e.prepare
 	}
@@ -68,18 +74,24 @@ func (c brokenConfinement) Apply() error { return c.apply }
 func TestFailClosed(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	fault := errors.New("broken on purpose")
-	for name, e := range map[string]broken{"prepare": {prepare: fault}, "apply": {apply: fault}} {
-		t.Run(name, func(t *testing.T) {
-			testkit.NoLeaks(t)
-			e.SandboxEnforcer = sandbox.Default()
-			dir := workDir(t)
-			f := NewFactory(process.NewSpawner(process.Config{Enforcer: e}), quick)
-			_, err := f.Start(t.Context(), shell(dir, confined(dir), "/bin/sh", "-c", "echo > ran"), ports.TerminalSize{})
-			require.ErrorIs(t, err, fault)
-			_, err = os.Stat(filepath.Join(dir, "ran"))
-			require.ErrorIs(t, err, os.ErrNotExist)
-		})
+	try := func(t *testing.T, e broken, good int32) error {
+		testkit.NoLeaks(t)
+		e.SandboxEnforcer, e.good = sandbox.Default(), new(atomic.Int32)
+		e.good.Store(good)
+		dir := workDir(t)
+		f := NewFactory(process.NewSpawner(process.Config{Enforcer: e}), quick)
+		_, err := f.Start(t.Context(), shell(dir, confined(dir), "/bin/sh", "-c", "echo > ran"), ports.TerminalSize{})
+		require.NoFileExists(t, filepath.Join(dir, "ran"))
+		return err
 	}
+	for name, e := range map[string]broken{"prepare": {prepare: fault}, "apply": {apply: fault}} {
+		t.Run(name, func(t *testing.T) { require.ErrorIs(t, try(t, e, 1), fault) })
+		t.Run("the probe's "+name, func(t *testing.T) { require.ErrorIs(t, try(t, e, 0), fault) })
+	}
+	t.Run("nothing is restricted", func(t *testing.T) {
+		var probe *domain.ProbeError
+		require.ErrorAs(t, try(t, broken{}, 0), &probe)
+	})
 	t.Run("a rule that cannot be granted", func(t *testing.T) {
 		testkit.NoLeaks(t)
 		dir := workDir(t)
@@ -105,6 +117,7 @@ func TestUnconfinedIsNative(t *testing.T) {
 		}
 		require.Equal(t, "NoNewPrivs:\t"+restricted+"\n", out)
 		require.Equal(t, name == "native", s.Receipt().Unconfined)
+		require.Equal(t, name == "native", s.Receipt().Probe.String() == "", "a confinement is tried at the opening")
 	}
 }
 

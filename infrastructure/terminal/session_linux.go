@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,8 +25,13 @@ const terminalAccess = domain.AccessReadFile | domain.AccessWriteFile | domain.A
 
 // Start implements ports.TerminalSessionFactory.
 func (f *Factory) Start(ctx context.Context, line domain.SpawnLine, size ports.TerminalSize) (_ ports.TerminalSession, err error) {
-	if line.Sandbox.IsZero() {
-		return nil, domain.ErrNoSandbox
+	if err := line.Validate(); err != nil {
+		return nil, err
+	}
+	// Before there is anything to confine, as a structured session does it.
+	probe, err := f.spawner.Probe(ctx, process.ProbeSpec{Line: line, Granted: variable(line.Env, "TMPDIR")})
+	if err != nil {
+		return nil, err
 	}
 	ours, theirs, err := open()
 	if err != nil {
@@ -39,7 +46,7 @@ func (f *Factory) Start(ctx context.Context, line domain.SpawnLine, size ports.T
 			err = errors.Join(err, ours.Close())
 		}
 	}()
-	s := &session{pty: ours, released: make(chan struct{})}
+	s := &session{pty: ours, probe: probe, released: make(chan struct{})}
 	if err := s.Resize(size); err != nil {
 		return nil, &domain.SpawnError{Step: "terminal", Argv0: line.Path, Err: err}
 	}
@@ -52,6 +59,16 @@ func (f *Factory) Start(ctx context.Context, line domain.SpawnLine, size ports.T
 	}
 	go s.endReading()
 	return s, nil
+}
+
+// variable returns the value of a variable, "" without one.
+func variable(env []string, name string) string {
+	for _, s := range slices.Backward(env) {
+		if value, ok := strings.CutPrefix(s, name+"="); ok {
+			return value
+		}
+	}
+	return ""
 }
 
 // open makes a pseudoterminal: the side that is read and written here, and the
@@ -95,6 +112,7 @@ func closeAll(files ...*os.File) error {
 type session struct {
 	pty      *os.File
 	run      *process.TerminalRun
+	probe    domain.Probe
 	released chan struct{} // closed when endReading is done
 	closing  sync.Once
 	closed   error
@@ -151,7 +169,11 @@ func (s *session) Write(p []byte) (int, error) {
 }
 
 // Receipt implements ports.TerminalSession.
-func (s *session) Receipt() domain.Receipt { return s.run.Receipt() }
+func (s *session) Receipt() domain.Receipt {
+	r := s.run.Receipt()
+	r.Probe = s.probe
+	return r
+}
 
 // Resize implements ports.TerminalSession.
 func (s *session) Resize(size ports.TerminalSize) error {
