@@ -38,6 +38,8 @@ func TestModelGateway(t *testing.T) {
 	require.Contains(t, domain.NewSandboxPlan("p").WithModelGateway(0).String(), "tcp connect      the model gateway\n")
 	require.Equal(t, []uint16{443}, named.ReachableTCP(), "a port that is not open yet is none")
 	require.Equal(t, []uint16{443, 40123}, open.ReachableTCP())
+	require.Equal(t, token("geheim"), open.GatewayEnv())
+	require.Empty(t, plain.GatewayEnv())
 	port, _ := open.ModelGateway()
 	require.Equal(t, uint16(40123), port)
 	_, ok := plain.ModelGateway()

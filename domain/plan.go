@@ -185,6 +185,10 @@ func (p SandboxPlan) Destinations() []netip.AddrPort { return slices.Clone(p.des
 // 0 while it is not open.
 func (p SandboxPlan) ModelGateway() (port uint16, ok bool) { return p.gatewayPort, p.gateway }
 
+// GatewayEnv returns a copy of the variables that lead the agent to the model
+// gateway. They are not among those of Env.
+func (p SandboxPlan) GatewayEnv() []EnvRule { return slices.Clone(p.gatewayEnv) }
+
 // ReachableTCP returns every TCP port that may be connected to, sorted: those
 // of ConnectTCP, and that of the model gateway if it is open. It is what an
 // enforcer grants.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +24,7 @@ import (
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/gateway"
 	"github.com/caisson-run/caisson/ports"
+	"github.com/caisson-run/caisson/ports/portstest"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
@@ -392,6 +394,21 @@ func TestAnAPIThatCannotBeReached(t *testing.T) {
 	require.Contains(t, body, `{"error":{"code":"api_error"`)
 }
 
+// A server whose certificate the system does not know gets nothing.
+func TestACertificateIsChecked(t *testing.T) {
+	testkit.NoLeaks(t)
+	asked := false
+	u := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
+	u.Config.ErrorLog = log.New(io.Discard, "", 0)
+	u.StartTLS()
+	g := open(t, specFor(u.URL))
+	resp, body := do(t, request(t, g, "POST", "/v1/messages", strings.NewReader("secret")))
+	require.Equal(t, 502, resp.StatusCode)
+	require.Contains(t, body, "certificate")
+	u.Close()
+	require.False(t, asked)
+}
+
 // An answer that breaks off does so for the agent, too.
 func TestAnAnswerThatBreaksOff(t *testing.T) {
 	testkit.NoLeaks(t)
@@ -669,4 +686,9 @@ func TestSlowRequests(t *testing.T) {
 	require.Equal(t, 200, resp.StatusCode)
 	require.Equal(t, "late", body)
 	require.NoError(t, errors.Join(g.Close(t.Context()), late.Close(t.Context())))
+}
+
+func TestTheContract(t *testing.T) {
+	testkit.NoLeaks(t)
+	portstest.AssertModelGatewayContract(t, gateway.New())
 }

@@ -339,12 +339,10 @@ func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 		if e.Literal {
 			source = "literal"
 		}
-		o.open("", '{')
-		o.str("name", e.Name)
-		o.str("source", source)
-		o.bool("secret", e.Secret)
-		o.str("why", e.Why)
-		o.close('}')
+		o.variable(e, source)
+	}
+	for _, e := range p.GatewayEnv() {
+		o.variable(e, "gateway")
 	}
 	o.close(']')
 	l := p.Limits()
@@ -363,6 +361,16 @@ func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 	o.close(']')
 	o.strs("agent", agent)
 	return endLine(o, start)
+}
+
+// variable writes a variable of a plan, without its value.
+func (o *object) variable(e domain.EnvRule, source string) {
+	o.open("", '{')
+	o.str("name", e.Name)
+	o.str("source", source)
+	o.bool("secret", e.Secret)
+	o.str("why", e.Why)
+	o.close('}')
 }
 
 // Doctor is what an examination of the host found.
