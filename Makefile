@@ -11,17 +11,18 @@ RACE := $(if $(or $(CI),$(shell command -v gcc || command -v clang)),-race,)
 
 # Packages whose tests depend on who runs them: as root they are run a second
 # time as an ordinary user.
-USER_PKGS := infrastructure/landlock infrastructure/privileges infrastructure/seccomp infrastructure/sandbox infrastructure/process infrastructure/session infrastructure/terminal tests/e2e
+USER_PKGS := infrastructure/landlock infrastructure/privileges infrastructure/seccomp infrastructure/sandbox infrastructure/process infrastructure/session infrastructure/terminal tests/e2e tests/crash
 
 EXAMPLES := $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
 CLIS     := tests/clis/node_modules/.package-lock.json
 
 FUZZTIME ?= 30s
 COUNT    ?= 50
+KILLS    ?= 200
 SPAWNS   ?= 10000
 
 .PHONY: build test test-short check fmt-check vet lint clis race user bench bench-full \
-	stress soak test-full fuzz examples generate-check clean
+	stress soak crash test-full fuzz examples generate-check clean
 
 build: ## the command, bin/caisson; static, and spawns a little faster than with cgo
 	CGO_ENABLED=0 $(GO) build -o bin/caisson ./cmd/caisson
@@ -91,7 +92,10 @@ stress: ## the seven invariants COUNT times, as root and as a user; writes docs/
 soak: ## SPAWNS confined spawns beside as many plain ones, as root and as a user; writes docs/soak.log
 	SPAWNS=$(SPAWNS) tools/soak.sh
 
-test-full: test stress soak ## and what takes too long for CI
+crash: ## KILLS orchestrators killed at random moments, as root and as a user; writes docs/crash.log
+	KILLS=$(KILLS) tools/crash.sh
+
+test-full: test stress soak crash ## and what takes too long for CI
 
 fuzz: ## every fuzz target for FUZZTIME
 	for dir in $$(grep -rl --include='*_test.go' --exclude-dir=node_modules '^func Fuzz' . | xargs -r dirname | sort -u); do \

@@ -157,6 +157,8 @@ func (o *Orchestrator) Open(ctx context.Context, req OpenRequest) (*Session, err
 	if err != nil {
 		return nil, errors.Join(err, l.undo.run(context.WithoutCancel(ctx)))
 	}
+	o.log.Info("session opened", slog.String("session", string(session.id)), slog.String("agent", string(session.Agent())),
+		slog.Bool("resumed", req.Resume != ""))
 	return session, nil
 }
 

@@ -2,9 +2,11 @@ package application
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"strings"
 	"sync"
 
@@ -86,20 +88,18 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 		return nil, err
 	}
 	start := s.o.now()
-	var inner ports.Turn
-	if err = s.payFinal(ctx); err == nil {
-		err = s.checkPlan()
-	}
-	if err == nil {
-		inner, err = s.structured.Send(ctx, ports.Prompt{Text: prompt})
-	}
+	inner, err := s.start(ctx, prompt)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch closed := s.agent.State() == domain.SessionClosed; {
 	case err != nil && closed:
 		return nil, err
 	case err != nil:
-		return nil, errors.Join(err, s.agent.AbandonTurn())
+		err = errors.Join(err, s.agent.AbandonTurn())
+		s.mu.Unlock()
+		saved := s.save(ctx) // the record does not speak of it any more
+		s.mu.Lock()
+		return nil, errors.Join(err, saved)
 	case closed:
 		// Close came in between, and has seen to it that nothing runs, or its
 		// caller gave up waiting for that.
@@ -111,7 +111,21 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 		feed: newFeed(), begun: make(chan struct{}), done: make(chan struct{}),
 	}
 	go s.current.record()
+	s.o.log.Info("turn started", slog.String("session", string(s.id)), slog.Int("turn", number), slog.Int("pid", inner.Process().Pid))
 	return s.current, nil
+}
+
+// start starts the turn's process. Before it exists there is a record by which
+// another process finds it if we die.
+func (s *Session) start(ctx context.Context, prompt string) (ports.Turn, error) {
+	if err := errors.Join(s.payFinal(ctx), s.checkPlan()); err != nil {
+		return nil, err
+	}
+	mark := rand.Text()
+	if err := s.started(ctx, domain.ProcessIdentity{Mark: mark}); err != nil {
+		return nil, err
+	}
+	return s.structured.Send(ctx, ports.Prompt{Text: prompt, Mark: mark})
 }
 
 // checkPlan refuses the turn if a path of the plan leads to another place than

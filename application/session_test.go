@@ -392,21 +392,17 @@ func TestAFullStoreEndsTheTurn(t *testing.T) {
 		fail func(*hookedRecords) *error
 		n    int // events in the log, without the final
 	}{
-		"from the start":      {func(h *hookedRecords) *error { return &h.save }, 0},
 		"for ordinary events": {func(h *hookedRecords) *error { return &h.append }, 2},
 		"for all events":      {func(h *hookedRecords) *error { return &h.final }, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			s := r.open(t)
-			if c.n == 0 {
-				r.records.set(c.fail(r.records), full)
-			}
 			r.sessions.Play = func(ctx context.Context, turn portstest.FakeTurn) portstest.FakeEnd {
 				if turn.Prompt != "flood" {
 					return portstest.PlayPrompt(ctx, turn)
 				}
-				require.Eventually(t, func() bool { return c.n == 0 || len(replay(t, r, s.ID())) == c.n }, 10*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return len(replay(t, r, s.ID())) == c.n }, 10*time.Second, time.Millisecond)
 				r.records.set(c.fail(r.records), full)
 				for n := 0; ctx.Err() == nil; n++ {
 					turn.Emit(domain.Text{Text: fmt.Sprint(n)})
@@ -442,6 +438,32 @@ func TestAFullStoreEndsTheTurn(t *testing.T) {
 			checkLog(t, replay(t, r, s.ID()))
 		})
 	}
+}
+
+// Without a record of it no turn is started: nobody would find it if we died.
+func TestATurnThatCannotBeRecordedIsNotStarted(t *testing.T) {
+	r := newRig(t)
+	s := r.open(t)
+	full := errors.New("no space left on device")
+	r.records.set(&r.records.save, full)
+	_, err := s.Send(t.Context(), "say no")
+	require.ErrorIs(t, err, full)
+	r.records.set(&r.records.save, nil)
+	r.sessions.RefuseTurn = func(p ports.Prompt) error {
+		record, err := r.records.Load(t.Context(), s.ID())
+		require.NoError(t, err)
+		require.Equal(t, &domain.LiveTurn{Turn: 1, First: 1, Process: domain.ProcessIdentity{Mark: p.Mark}}, record.Live)
+		require.NotEmpty(t, p.Mark)
+		return full
+	}
+	_, err = s.Send(t.Context(), "say no")
+	require.ErrorIs(t, err, full)
+	record, err := r.records.Load(t.Context(), s.ID())
+	require.NoError(t, err)
+	require.Nil(t, record.Live, "nothing runs")
+	require.Zero(t, record.Turns)
+	r.sessions.RefuseTurn = nil
+	require.Equal(t, 1, play(t, s, "say yes")[0].Turn)
 }
 
 func TestCloseEndsTheSession(t *testing.T) {

@@ -110,7 +110,9 @@ func (o *Orchestrator) FindSession(ctx context.Context, ref, workspace string) (
 		return id, nil
 	}
 	if len(ref) < minPrefix || strings.Trim(ref, "0123456789abcdef-") != "" {
-		return "", bad("not a session id, nor the beginning of one", fmt.Sprintf("pass at least %d characters of an id, or %q", minPrefix, LastSession))
+		return "", bad("neither a lower-case UUID nor the beginning of one", fmt.Sprintf(
+			"pass the id that an earlier run printed (\"continue with: --resume ID\"), at least %d characters of it, or %q", minPrefix, LastSession,
+		))
 	}
 	ids, err := o.store.List(ctx)
 	if err != nil {

@@ -202,6 +202,8 @@ func (t *Turn) finish(claim *domain.Final, fault, stored error) {
 		}
 	}
 	event, err := t.session.finishTurn(t.ctx, t.number, final)
+	t.session.o.log.Info("turn ended", slog.String("session", string(t.session.id)), slog.Int("turn", t.number),
+		slog.String("outcome", string(final.Outcome)), slog.Duration("took", t.elapsed()), slog.Uint64("events", event.Seq-t.first+1))
 	t.final = event
 	t.err = errors.Join(fault, err)
 }

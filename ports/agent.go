@@ -111,6 +111,9 @@ func (f PlanFragment) With(more PlanFragment) PlanFragment {
 // Prompt is what the user asks.
 type Prompt struct {
 	Text string
+	// Mark is put into the environment of the turn's processes, by which they can
+	// be found when their orchestrator has died. "" lets the session choose one.
+	Mark string
 }
 
 // TurnRequest is one turn, for an adapter.

@@ -35,7 +35,9 @@ type StructuredSessionFactory interface {
 	Start(ctx context.Context, spec SessionSpec, sandbox domain.SandboxPlan) (StructuredSession, error)
 	// EndLeftover ends what is still alive of a turn whose orchestrator died, and
 	// returns when it is gone, or with an error. Nothing else is touched, whoever
-	// has the pid by now. The zero identity, and one of an earlier boot, is gone.
+	// has the pid by now. An identity of a mark alone is that of a turn whose
+	// orchestrator died while it was starting. The zero identity, and one of an
+	// earlier boot, is gone.
 	EndLeftover(ctx context.Context, left domain.ProcessIdentity) error
 }
 

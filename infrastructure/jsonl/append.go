@@ -32,10 +32,7 @@ func AppendEvent(dst []byte, e domain.Event) []byte {
 	o.uint("seq", e.Seq)
 	o.str("session", string(e.Session))
 	o.int("turn", int64(e.Turn))
-	o.key("time")
-	o = append(o, '"')
-	o = e.Time.UTC().AppendFormat(o, timeLayout)
-	o = append(o, '"')
+	o.time("time", e.Time)
 	o.str("agent", string(e.Agent))
 	o.reply(e.Reply)
 	return endLine(o, start)
@@ -314,6 +311,30 @@ func (o *object) rules(name string, rules []domain.PathRule) {
 	o.close(']')
 }
 
+// AppendSession appends what is known of a stored session as one line, its
+// newline included, and returns the extended buffer. It cannot fail.
+func AppendSession(dst []byte, r domain.SessionRecord, running bool) []byte {
+	start := len(dst)
+	o := object(append(dst, '{'))
+	o.str("type", "session_info")
+	o.str("session", string(r.ID))
+	o.str("agent", string(r.Kind))
+	o.str("workspace", r.Workspace)
+	o.bool("running", running)
+	o.int("turns", int64(r.Turns))
+	o.uint("last_seq", r.LastSeq)
+	o.orNull("conversation_id", r.ConversationID)
+	o.strs("lineage", r.Lineage)
+	o.key("total_usage")
+	o.usage(r.Total)
+	o.time("opened", r.Opened)
+	o.time("updated", r.Updated)
+	o.uint("epoch", r.Epoch)
+	o.str("plan_digest", r.PlanDigest)
+	o.strs("grants", r.Grants)
+	return endLine(o, start)
+}
+
 // AppendPlan appends the plan as one line of type "plan", with the notes that
 // its receipts would have of the agent. Values of environment variables are not
 // in it: a plan is made to be shown.
@@ -532,6 +553,17 @@ func (o *object) parent(id string) {
 	if id != "" {
 		o.str("parent", id)
 	}
+}
+
+// time writes null for the zero time.
+func (o *object) time(name string, t time.Time) {
+	if o.key(name); t.IsZero() {
+		o.null()
+		return
+	}
+	*o = append(*o, '"')
+	*o = t.UTC().AppendFormat(*o, timeLayout)
+	*o = append(*o, '"')
 }
 
 func (o *object) int(name string, v int64) {

@@ -128,7 +128,7 @@ func TestNoStrayGoldenFiles(t *testing.T) {
 	for _, f := range files {
 		name := strings.TrimSuffix(filepath.Base(f), ".jsonl")
 		_, ok := samples[name]
-		require.True(t, ok || slices.Contains([]string{"plan", "plan_gateway", "plan_unconfined", "doctor", "demo", "verify", "verify_item", "explanation", "explanation_empty"}, name), "%s belongs to no test", f)
+		require.True(t, ok || slices.Contains([]string{"plan", "plan_gateway", "plan_unconfined", "doctor", "demo", "verify", "verify_item", "explanation", "explanation_empty", "session_info", "session_info_old"}, name), "%s belongs to no test", f)
 	}
 }
 
@@ -302,6 +302,20 @@ func FuzzDecode(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, string(once), string(jsonl.AppendEvent(nil, again)))
 	})
+}
+
+func TestSession(t *testing.T) {
+	opened := time.Date(2026, 7, 1, 12, 0, 0, 5, time.UTC)
+	r := domain.SessionRecord{
+		ID: "01890a5d-ac96-774b-bcce-b302099a8057", Kind: domain.AgentCodex, Workspace: "/w \x1b[31m", PlanDigest: "d",
+		Grants: []string{"read /a"}, ConversationID: "c", Lineage: []string{"a", "b"}, Turns: 3, LastSeq: 17,
+		Total: usage, Opened: opened, Updated: opened.Add(time.Hour), Epoch: 4,
+		Live: &domain.LiveTurn{Turn: 3, Process: domain.ProcessIdentity{Pid: 7, Mark: "mark"}},
+	}
+	line := jsonl.AppendSession(nil, r, true)
+	golden(t, "session_info", line)
+	require.NotContains(t, string(line), "mark")
+	golden(t, "session_info_old", jsonl.AppendSession(nil, domain.SessionRecord{ID: r.ID, Kind: "claude", Opened: opened}, false))
 }
 
 func TestPlan(t *testing.T) {

@@ -53,6 +53,15 @@ func leaveBehind(t *testing.T, dir, script string, files ...string) (left domain
 	return left, pids
 }
 
+// Of a turn whose orchestrator died while it was starting only the mark is known.
+func TestLeftoversAreFoundByTheirMark(t *testing.T) {
+	left, pids := leaveBehind(t, tempDir(t), "(setsid sleep 1000 & echo $! > a); echo $$ > b; sleep 1000", "a", "b")
+	require.NoError(t, NewSpawner(Config{}).EndLeftover(t.Context(), domain.ProcessIdentity{Mark: left.Mark}))
+	for _, pid := range pids {
+		require.False(t, alive(pid))
+	}
+}
+
 func TestLeftoversAreEnded(t *testing.T) {
 	s := NewSpawner(Config{})
 	for name, script := range map[string]string{
@@ -88,6 +97,7 @@ func TestABystanderIsNoLeftover(t *testing.T) {
 		"nobody":            {},
 		"init":              {Pid: 1, Start: 1, Boot: is.Boot, Mark: "x"},
 		"an earlier start":  {Pid: is.Pid, Start: is.Start - 1, Boot: is.Boot, Mark: "another"},
+		"another mark":      {Mark: "another"},
 		"without a mark":    {Pid: is.Pid, Start: is.Start - 1, Boot: is.Boot},
 		"an earlier boot":   {Pid: is.Pid, Start: is.Start, Boot: "00000000-0000-0000-0000-000000000000", Mark: is.Mark},
 		"an unknown boot":   {Pid: is.Pid, Start: is.Start, Mark: is.Mark},
@@ -96,6 +106,7 @@ func TestABystanderIsNoLeftover(t *testing.T) {
 		require.NoError(t, s.EndLeftover(t.Context(), left), name)
 		require.True(t, alive(is.Pid), name)
 	}
+	require.NotEmpty(t, is.Mark)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, s.EndLeftover(ctx, is), context.Canceled)

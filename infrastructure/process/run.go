@@ -67,6 +67,8 @@ type TurnSpec struct {
 	// SpoolDir is where the output is spooled, in a file without a name. It
 	// must not be writable by the child.
 	SpoolDir string
+	// Mark is put into the environment of the processes; "" stands for a new one.
+	Mark string
 	// Interrupt is what to write to the child's stdin to interrupt it; nil means
 	// SIGINT.
 	Interrupt []byte
@@ -176,7 +178,7 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 			return nil, stdioError(err)
 		}
 	}
-	r.child, err = s.start(ctx, spec.Line, files, startOptions{keeper: true})
+	r.child, err = s.start(ctx, spec.Line, files, startOptions{keeper: true, mark: spec.Mark})
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -105,6 +106,8 @@ type startOptions struct {
 	// terminal makes the file that becomes descriptor 0 the controlling terminal
 	// of the child's session.
 	terminal bool
+	// mark is put into the environment; "" stands for a new one.
+	mark string
 }
 
 // start starts the line. Confined children are still stopped when it returns:
@@ -116,7 +119,7 @@ func (s *Spawner) start(ctx context.Context, line domain.SpawnLine, files stdio,
 	if err := context.Cause(ctx); err != nil {
 		return nil, &domain.SpawnError{Step: "not started", Argv0: line.Path, Err: err}
 	}
-	mark := newMark()
+	mark := cmp.Or(opts.mark, newMark())
 	line.Env = append(append([]string(nil), line.Env...), markName+"="+mark)
 
 	switch {

@@ -146,7 +146,7 @@ func bootID() string {
 // keeper, where there was one, has been faster; without one, a process that shed
 // its mark and was adopted by init is not found.
 func (s *Spawner) EndLeftover(ctx context.Context, left domain.ProcessIdentity) error {
-	if boot := bootID(); left.Pid <= 1 || boot == "" || left.Boot != boot {
+	if left.Boot != "" && left.Boot != bootID() || left.Boot == "" && left.Pid != 0 || left == (domain.ProcessIdentity{}) {
 		return nil
 	}
 	deadline := time.Now().Add(treeGoneLimit)
@@ -157,7 +157,7 @@ func (s *Spawner) EndLeftover(ctx context.Context, left domain.ProcessIdentity) 
 		t := tree{root: noRoot, mark: left.Mark}
 		// With the pid taken by somebody else, its number says nothing: neither do
 		// groups and sessions of that number.
-		if st, ok := readStat(left.Pid); ok && st.start == left.Start {
+		if st, ok := readStat(left.Pid); left.Pid > 1 && ok && st.start == left.Start {
 			t.root = left.Pid
 		}
 		members, vanished := t.find()

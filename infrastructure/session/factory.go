@@ -233,7 +233,7 @@ func (s *Session) launch(ctx context.Context, request ports.TurnRequest) (*Turn,
 	line.Sandbox = s.sandbox
 	parser := s.adapter.NewParser(request)
 	run, err := s.factory.spawner.StartTurn(ctx, process.TurnSpec{
-		Line: line, SpoolDir: s.spec.Dirs.Spool, Interrupt: parser.Interrupt(),
+		Line: line, SpoolDir: s.spec.Dirs.Spool, Mark: request.Prompt.Mark, Interrupt: parser.Interrupt(),
 		OutputLimit: s.factory.output, LineLimit: s.factory.line, Graces: s.factory.graces,
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,6 +61,7 @@ type app struct {
 	Process
 
 	code int // to exit with, if there is no error
+	log  logLevel
 }
 
 const long = `Caisson runs coding-agent CLIs as structured sessions under a kernel sandbox.
@@ -90,7 +92,9 @@ func (a *app) root() *cobra.Command {
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{fmt.Errorf("%w%s", err, seeHelp(cmd))} })
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.runCommand(), a.execCommand(), a.shellCommand(), a.planCommand(), a.explainCommand(), a.doctorCommand(), a.demoCommand(), a.verifyCommand(), a.versionCommand())
+	a.log = logLevel(slog.LevelWarn)
+	root.PersistentFlags().Var(&a.log, "log-level", "what of Caisson's own working is logged to standard error: debug, info, `warn` or error")
+	root.AddCommand(a.runCommand(), a.execCommand(), a.shellCommand(), a.planCommand(), a.sessionsCommand(), a.explainCommand(), a.doctorCommand(), a.demoCommand(), a.verifyCommand(), a.versionCommand())
 	return root
 }
 
@@ -107,7 +111,8 @@ func noArgs(cmd *cobra.Command, args []string) error {
 
 // compose makes the composition for this process.
 func (a *app) compose(ctx context.Context, opts ...composition.Option) (*composition.Caisson, error) {
-	all := []composition.Option{composition.WithEnviron(a.LookupEnv)}
+	logger := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.Level(a.log)}))
+	all := []composition.Option{composition.WithEnviron(a.LookupEnv), composition.WithLogger(logger)}
 	return composition.New(ctx, append(append(all, a.Compose...), opts...)...)
 }
 
@@ -140,3 +145,20 @@ func (a *app) fail(err error) int {
 	fmt.Fprintf(a.Stderr, "caisson: %s\n", strings.ReplaceAll(text, "\n", "\n  "))
 	return code
 }
+
+// logLevel is the level of a flag.
+type logLevel slog.Level
+
+func (l *logLevel) Set(s string) error {
+	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+	level, ok := levels[s]
+	if !ok {
+		return errors.New("none of debug, info, warn and error")
+	}
+	*l = logLevel(level)
+	return nil
+}
+
+func (l *logLevel) String() string { return strings.ToLower(slog.Level(*l).String()) }
+
+func (*logLevel) Type() string { return "level" }

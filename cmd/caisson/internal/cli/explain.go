@@ -154,6 +154,9 @@ func (a *app) planOf(ctx context.Context, flags *sessionFlags, argv []string) (p
 		if err != nil {
 			return plan, usageError{err}
 		}
+		if err := a.findResume(ctx, caisson.Orchestrator, &request); err != nil {
+			return plan, failure{err}
+		}
 		preview, err := caisson.Orchestrator.Plan(ctx, request)
 		if err != nil {
 			return plan, failure{err}

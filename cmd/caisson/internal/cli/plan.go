@@ -48,6 +48,9 @@ func (a *app) plan(ctx context.Context, request application.OpenRequest, asJSON 
 			err = errors.Join(err, failure{closed})
 		}
 	}()
+	if err := a.findResume(ctx, caisson.Orchestrator, &request); err != nil {
+		return failure{err}
+	}
 	preview, err := caisson.Orchestrator.Plan(ctx, request)
 	if err != nil {
 		return failure{err}

@@ -37,7 +37,7 @@ func (f *sessionFlags) addTo(cmd *cobra.Command) {
 	flags.StringVar(&f.agent, "agent", "", "the agent: `claude` or codex")
 	flags.StringVar(&f.agentBin, "agent-bin", "", "the agent's program; searched on PATH by default")
 	flags.StringVar(&f.workspace, "workspace", "", "the `DIR` that the agent works in; the working directory by default")
-	flags.StringVar(&f.resume, "resume", "", "continue the session `ID`")
+	flags.StringVar(&f.resume, "resume", "", "continue the session `ID`, which may be shortened; last for the workspace's last one")
 	flags.StringVar(&f.model, "model", "", "the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
 	f.gateway.add(flags)
@@ -51,13 +51,7 @@ func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
 	if err := a.needDir(); err != nil {
 		return r, err
 	}
-	if f.resume != "" {
-		id, err := domain.ParseSessionID(f.resume)
-		if err != nil {
-			return r, fmt.Errorf("--resume: %w", err)
-		}
-		r.Resume = id
-	}
+	r.Resume = domain.SessionID(f.resume) // findResume makes an id of it
 	if f.agent == "" && f.resume == "" {
 		return r, &domain.InvalidError{What: "--agent", Reason: "missing", Remedy: "name the agent, for example --agent claude"}
 	}
@@ -167,6 +161,23 @@ func (a *app) sink(asJSON bool) sink {
 	}
 }
 
+// withProgress shows, if standard error is a terminal, how the turn gets on there,
+// between what the sink writes, until stop is called.
+func (a *app) withProgress(give sink) (_ sink, stop func()) {
+	f, ok := a.Stderr.(*os.File)
+	if kind, _ := a.LookupEnv("TERM"); !ok || !term.IsTerminal(int(f.Fd())) || kind == "dumb" {
+		return give, func() {}
+	}
+	progress := ui.NewProgress(f, func() int {
+		width, _, err := term.GetSize(int(f.Fd()))
+		if err != nil {
+			return 0
+		}
+		return width
+	})
+	return func(e domain.Event) error { return progress.Event(e, func() error { return give(e) }) }, progress.Stop
+}
+
 // printer returns the printer on standard output.
 func (a *app) printer() *ui.Printer {
 	var opt ui.Options
@@ -225,6 +236,9 @@ func (a *app) turn(ctx context.Context, watch *watch, request application.OpenRe
 			err = errors.Join(err, failure{closed})
 		}
 	}()
+	if err := a.findResume(ctx, caisson.Orchestrator, &request); err != nil {
+		return failure{err}
+	}
 	session, err := caisson.Orchestrator.Open(ctx, request)
 	if err != nil {
 		return failure{err}
@@ -235,11 +249,13 @@ func (a *app) turn(ctx context.Context, watch *watch, request application.OpenRe
 	}
 	stopWatching := watch.killOnSecond(turn)
 	defer stopWatching()
+	show, stop := a.withProgress(give)
+	defer stop()
 	for e, err := range turn.Events() {
 		if err != nil {
 			return failure{err}
 		}
-		if err := give(e); err != nil {
+		if err := show(e); err != nil {
 			return notWritten(err)
 		}
 		if final, ok := e.Reply.(domain.Final); ok {

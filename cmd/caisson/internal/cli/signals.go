@@ -72,3 +72,23 @@ func (w *watch) killOnSecond(turn *application.Turn) (stop func()) {
 // milliseconds, unless nobody takes its output any more: then Caisson goes, and
 // with it what is left.
 const killLimit = 3 * time.Second
+
+// watchPlain cancels the context at the first signal, of a command that runs no
+// turn.
+func (a *app) watchPlain(ctx context.Context) *watch {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stopped, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case sig := <-a.Signals:
+			cancel(interrupted{sig.String()})
+		case <-stopped:
+		}
+	}()
+	return &watch{ctx: ctx, stop: func() {
+		close(stopped)
+		<-done
+		cancel(nil)
+	}}
+}
