@@ -41,9 +41,9 @@ var (
 	}
 )
 
-// elf wraps code into the smallest static program (elf(5)): a file header, one
+// makeELF wraps code into the smallest static program (elf(5)): a file header, one
 // segment that is loaded, and the code.
-func elf(code []byte) []byte {
+func makeELF(code []byte) []byte {
 	const base, headers = 0x400000, 64 + 56
 	le := binary.LittleEndian
 	b := make([]byte, headers, headers+len(code))

@@ -37,6 +37,13 @@ func file(name string, access domain.Access, effect func(*Stage) (bool, error), 
 	}
 }
 
+// onReadonly makes one on a file that the stage's own rules let be read.
+func onReadonly(name string, access domain.Access, effect func(*Stage) (bool, error), try func(*child) error) Attempt {
+	a := file(name, access, effect, try)
+	a.granted = func(plan domain.SandboxPlan, s *Stage) bool { return covered(plan, access, s.readonly) }
+	return a
+}
+
 // reading is one whose proof is what it read.
 func reading(name string, try func(*child) error) Attempt {
 	a := file(name, domain.AccessReadFile, nil, try)
@@ -116,8 +123,8 @@ func fileAttempts() []Attempt {
 		}),
 		file("write-file", domain.AccessWriteFile, outsideChanged, func(c *child) error { return overwrite(c.out("file"), unix.O_WRONLY) }),
 		file("append-file", domain.AccessWriteFile, outsideChanged, func(c *child) error { return overwrite(c.out("file"), unix.O_WRONLY|unix.O_APPEND) }),
-		file("write-readonly-grant", noAccess, changed(atReadonly, "file", "original"), func(c *child) error { return overwrite(c.readonly("file"), unix.O_WRONLY) }),
-		file("reopen-for-writing", noAccess, changed(atReadonly, "file", "original"), func(c *child) error {
+		onReadonly("write-readonly-grant", domain.AccessWriteFile, changed(atReadonly, "file", "original"), func(c *child) error { return overwrite(c.readonly("file"), unix.O_WRONLY) }),
+		onReadonly("reopen-for-writing", domain.AccessWriteFile, changed(atReadonly, "file", "original"), func(c *child) error {
 			fd, err := unix.Open(c.readonly("file"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			if err != nil {
 				return err
@@ -132,10 +139,10 @@ func fileAttempts() []Attempt {
 		}),
 		file("truncate-by-path", domain.AccessTruncate, outsideChanged, func(c *child) error { return unix.Truncate(c.out("file"), 0) }).
 			about(domain.PropertyTruncate, Landlock),
-		file("truncate-readonly-grant", noAccess, changed(atReadonly, "file", "original"), func(c *child) error {
+		onReadonly("truncate-readonly-grant", domain.AccessTruncate, changed(atReadonly, "file", "original"), func(c *child) error {
 			return unix.Truncate(c.readonly("file"), 0)
 		}).about(domain.PropertyTruncate, Landlock),
-		file("truncate-by-opening-for-reading", noAccess, changed(atReadonly, "file", "original"), func(c *child) error {
+		onReadonly("truncate-by-opening-for-reading", domain.AccessTruncate, changed(atReadonly, "file", "original"), func(c *child) error {
 			return opened(unix.Open(c.readonly("file"), unix.O_RDONLY|unix.O_TRUNC|unix.O_CLOEXEC, 0))
 		}).about(domain.PropertyTruncate, Landlock),
 		file("unlink-file", domain.AccessRemoveFile, changed(atOutside, "removable", "original"), func(c *child) error { return unix.Unlink(c.out("removable")) }),
@@ -253,18 +260,18 @@ func fileAttempts() []Attempt {
 			}
 			return hasSetID(fd)
 		}).about(domain.PropertyPrivileges, Seccomp).inClass(ClassPrivileges),
-		file("chmod-outside", 0, func(s *Stage) (bool, error) { return modeOf(filepath.Join(s.outside, "file"), 0o777) },
+		file("chmod-outside", noAccess, func(s *Stage) (bool, error) { return modeOf(filepath.Join(s.outside, "file"), 0o777) },
 			func(c *child) error { return unix.Chmod(c.out("file"), 0o777) }).limited(metadata),
-		file("chown-outside", 0, nil, func(c *child) error { return unix.Chown(c.out("file"), os.Getuid(), os.Getgid()) }).limited(metadata),
-		file("times-outside", 0, nil, func(c *child) error {
+		file("chown-outside", noAccess, nil, func(c *child) error { return unix.Chown(c.out("file"), os.Getuid(), os.Getgid()) }).limited(metadata),
+		file("times-outside", noAccess, nil, func(c *child) error {
 			return os.Chtimes(c.out("file"), time.Unix(1, 0), time.Unix(1, 0))
 		}).limited(metadata),
-		file("xattr-outside", 0, nil, func(c *child) error { return unix.Setxattr(c.out("file"), "user.caisson", []byte("x"), 0) }).limited(metadata),
-		file("stat-outside", 0, nil, func(c *child) error {
+		file("xattr-outside", noAccess, nil, func(c *child) error { return unix.Setxattr(c.out("file"), "user.caisson", []byte("x"), 0) }).limited(metadata),
+		file("stat-outside", noAccess, nil, func(c *child) error {
 			_, err := os.Stat(c.out("secret"))
 			return err
 		}).limited("names and sizes can be found out (SECURITY.md, Metadata)"),
-		file("watch-outside", 0, nil, func(c *child) error {
+		file("watch-outside", noAccess, nil, func(c *child) error {
 			fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 			if err != nil {
 				return err

@@ -112,9 +112,27 @@ func kernelAttempts() []Attempt {
 		call("terminal-push-input-high-bit", filtered, unix.SYS_IOCTL, 0, unix.TIOCSTI|highBit, " "),
 		call("terminal-selection", filtered, unix.SYS_IOCTL, 0, unix.TIOCLINUX, "\x02"),
 		call("terminal-line-discipline", filtered, unix.SYS_IOCTL, 0, unix.TIOCSETD, words(0)),
+		onAMD64(call("iopl", filtered, 172, 0)),
+		onAMD64(call("ioperm", filtered, 173, 0, 0, 0)),
+		{Name: "personality", Class: ClassKernel, Property: p, Alone: filtered, try: func(*child) error {
+			_, err := raw(unix.SYS_PERSONALITY, 0x0400000) // READ_IMPLIES_EXEC
+			return err
+		}},
 		call("fanotify", []Layer{Privileges}, unix.SYS_FANOTIFY_INIT, unix.FAN_CLASS_CONTENT, 0),
 		call("vhangup", []Layer{Privileges}, unix.SYS_VHANGUP),
 	}
+}
+
+// onAMD64 makes an attempt one of amd64 alone.
+func onAMD64(a Attempt) Attempt {
+	try := a.try
+	a.try = func(c *child) error {
+		if err := amd64Only(); err != nil {
+			return err
+		}
+		return try(c)
+	}
+	return a
 }
 
 func namespaceAttempts() []Attempt {
@@ -342,7 +360,7 @@ func foreignProgram(s *Stage) error {
 		return err
 	}
 	path := filepath.Join(s.work, "foreign-program")
-	if err := os.WriteFile(path, elf(tellEffectiveUser), 0o755); err != nil {
+	if err := os.WriteFile(path, makeELF(tellEffectiveUser), 0o755); err != nil {
 		return err
 	}
 	if err := os.Chown(path, nobody, nobody); err != nil {
@@ -476,7 +494,7 @@ func foreignCode(c *child, code []byte) error {
 		return err
 	}
 	path := c.in("foreign-code")
-	if err := os.WriteFile(path, elf(code), 0o700); err != nil {
+	if err := os.WriteFile(path, makeELF(code), 0o700); err != nil {
 		return err
 	}
 	status, _, err := ends(nil, nil, path)

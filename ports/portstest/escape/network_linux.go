@@ -167,8 +167,15 @@ func grantsPort(key string) func(domain.SandboxPlan, *Stage) bool {
 
 func grantsUDP(p domain.SandboxPlan, _ *Stage) bool { return p.UDP() }
 
-func grantsUnix(p domain.SandboxPlan, _ *Stage) bool {
-	return p.UnixSockets() == domain.UnixSocketsAllow
+func grantsUnix(p domain.SandboxPlan, s *Stage) bool {
+	switch p.UnixSockets() {
+	case domain.UnixSocketsAllow:
+		return true
+	case domain.UnixSocketsOwn:
+		return covered(p, domain.AccessMakeSock, s.run)
+	case domain.UnixSocketsDeny:
+	}
+	return false
 }
 
 func grantsListen(p domain.SandboxPlan, _ *Stage) bool {

@@ -409,11 +409,25 @@ func procAttempts() (list []Attempt) {
 	}
 	for i, a := range list {
 		list[i].Class, list[i].Property, list[i].Alone = ClassProc, domain.PropertyFilesystem, landlock
+		if a.granted == nil {
+			list[i].granted = grantsProc(a.reads)
+		}
 		if strings.Contains(a.Name, "environ") || strings.Contains(a.Name, "maps") {
 			list[i].Alone = memory
 		}
 	}
 	return list
+}
+
+// grantsProc says whether a plan grants what lies outside, for an attempt that
+// reads the secret there by another way, or to write below /proc.
+func grantsProc(reads bool) func(domain.SandboxPlan, *Stage) bool {
+	return func(p domain.SandboxPlan, s *Stage) bool {
+		if reads {
+			return covered(p, domain.AccessReadFile, s.outside)
+		}
+		return covered(p, domain.AccessWriteFile, "/proc/1")
+	}
 }
 
 func descriptorAttempts() []Attempt {

@@ -51,7 +51,8 @@ than an ordinary user, and an ordinary user other things than root: run it as
 both. What the plan grants, what it waives, and the limits that SECURITY.md
 states are listed too and are no failures.
 
-No toolchain, network or agent is needed, and nothing is left behind.
+No toolchain, network or agent is needed, and nothing is left behind. The suite
+works below TMPDIR, which the flags must not grant for writing.
 
 Exit codes: 0 everything holds; 1 something does not, and is named; 2 usage; 3
 the sandbox cannot be enforced here.`,
