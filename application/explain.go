@@ -91,9 +91,9 @@ func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Expla
 	to := netip.AddrPortFrom(address.Unmap(), port)
 	everywhere := "a granted port is granted on every host"
 	switch {
-	case slices.Contains(plan.ReachableTCP(), port):
+	case slices.Contains(plan.ConnectTCP(), port):
 		e.Because, e.Notes = fmt.Sprintf("the plan grants TCP connections to port %d", port), []string{everywhere}
-	case err == nil && slices.Contains(plan.Destinations(), to):
+	case err == nil && slices.Contains(plan.ReachableDestinations(), to):
 		e.Because = "the plan grants TCP connections to " + to.String()
 	default:
 		e.Allowed, e.Because = false, "the plan grants TCP connections to "+reachable(plan)
@@ -103,7 +103,7 @@ func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Expla
 			e.Change.ConnectTCP, e.Notes = []uint16{port}, []string{everywhere}
 		}
 	}
-	if err != nil && len(plan.Destinations()) > 0 {
+	if err != nil && len(plan.ReachableDestinations()) > 0 {
 		e.Notes = append(e.Notes, "destinations are addresses: ask for the one that the name leads to")
 	}
 	if err != nil && !plan.UDP() {

@@ -136,7 +136,7 @@ func TestExplainTCP(t *testing.T) {
 	require.False(t, e.Allowed)
 	require.Contains(t, e.Notes, "destinations are addresses: ask for the one that the name leads to")
 
-	e, err = application.ExplainTCP(plan.WithModelGateway(40123), "localhost", 40123)
+	e, err = application.ExplainTCP(plan.WithModelGateway(40123), "127.0.0.1", 40123)
 	require.NoError(t, err)
 	require.True(t, e.Allowed)
 	e, err = application.ExplainTCP(plan.WithModelGateway(0), "localhost", 40123)

@@ -2,6 +2,7 @@ package application_test
 
 import (
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -67,7 +68,8 @@ func TestAGatewayStandsBetweenTheAgentAndItsAPI(t *testing.T) {
 	port, ok := plan.ModelGateway()
 	require.True(t, ok)
 	require.Equal(t, g.Port(), port)
-	require.Equal(t, []uint16{port}, plan.ReachableTCP(), "and nothing else")
+	require.Equal(t, []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)}, plan.ReachableDestinations(), "and nothing else")
+	require.Empty(t, plan.ConnectTCP())
 	require.False(t, plan.UDP())
 	env := environ(plan, r.lookup)
 	require.Equal(t, g.Token(), env["FAKE_KEY"])

@@ -1,6 +1,7 @@
 package domain_test
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -36,15 +37,22 @@ func TestModelGateway(t *testing.T) {
 		require.True(t, ok)
 	}
 	require.Contains(t, domain.NewSandboxPlan("p").WithModelGateway(0).String(), "tcp connect      the model gateway\n")
-	require.Equal(t, []uint16{443}, named.ReachableTCP(), "a port that is not open yet is none")
-	require.Equal(t, []uint16{443, 40123}, open.ReachableTCP())
+	require.Empty(t, named.ReachableDestinations(), "a port that is not open yet is none")
+	here := netip.MustParseAddrPort("127.0.0.1:40123")
+	require.Equal(t, []netip.AddrPort{here}, open.ReachableDestinations())
+	require.Empty(t, open.Destinations(), "they are what was asked for by address")
+	for _, p := range []domain.SandboxPlan{named, open} {
+		require.True(t, p.Requests(domain.PropertyDestinations))
+		require.False(t, p.WithoutDestinations().Requests(domain.PropertyDestinations))
+		require.Equal(t, plain.Digest(), p.WithoutDestinations().Digest())
+	}
 	require.Equal(t, token("geheim"), open.GatewayEnv())
 	require.Empty(t, plain.GatewayEnv())
 	port, _ := open.ModelGateway()
 	require.Equal(t, uint16(40123), port)
 	_, ok := plain.ModelGateway()
 	require.False(t, ok)
-	require.Equal(t, []uint16{443}, plain.ReachableTCP())
+	require.Empty(t, plain.ReachableDestinations())
 
 	require.Equal(t, []string{"PATH=/bin", "KEY=geheim", "URL=http://127.0.0.1:1"}, open.Environ(nil))
 	require.Equal(t, []string{"PATH=/bin", "KEY=geheim", "URL=http://127.0.0.1:1"},

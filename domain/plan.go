@@ -189,14 +189,13 @@ func (p SandboxPlan) ModelGateway() (port uint16, ok bool) { return p.gatewayPor
 // gateway. They are not among those of Env.
 func (p SandboxPlan) GatewayEnv() []EnvRule { return slices.Clone(p.gatewayEnv) }
 
-// ReachableTCP returns every TCP port that may be connected to, sorted: those
-// of ConnectTCP, and that of the model gateway if it is open. It is what an
-// enforcer grants.
-func (p SandboxPlan) ReachableTCP() []uint16 {
+// ReachableDestinations returns what an enforcer grants: the destinations, and the
+// model gateway if it is open, which listens on 127.0.0.1.
+func (p SandboxPlan) ReachableDestinations() []netip.AddrPort {
 	if p.gatewayPort == 0 {
-		return p.ConnectTCP()
+		return p.Destinations()
 	}
-	return union(p.connectTCP, []uint16{p.gatewayPort})
+	return p.WithDestinations(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), p.gatewayPort)).destinations
 }
 
 // BindTCP returns the TCP ports that may be bound, sorted.
@@ -278,9 +277,11 @@ func (p SandboxPlan) WithDestinations(ds ...netip.AddrPort) SandboxPlan {
 	return p
 }
 
-// WithoutDestinations returns the plan without any destination.
+// WithoutDestinations returns the plan without any destination, and without the
+// model gateway.
 func (p SandboxPlan) WithoutDestinations() SandboxPlan {
 	p.destinations = nil
+	p.gateway, p.gatewayPort, p.gatewayEnv = false, 0, nil
 	return p
 }
 
@@ -358,7 +359,7 @@ func (p SandboxPlan) Requests(prop Property) bool {
 	case PropertyUDP:
 		return !p.udp
 	case PropertyDestinations:
-		return len(p.destinations) > 0
+		return len(p.destinations) > 0 || p.gateway
 	case PropertyUnixSockets:
 		return p.unix != UnixSocketsAllow
 	case PropertyMemory:

@@ -223,8 +223,8 @@ func portRules(plan domain.SandboxPlan, abi int) []landlock.Rule {
 // destinations, which a plan gets here only if it waives that they are no more
 // than that.
 func connectPorts(plan domain.SandboxPlan) []uint16 {
-	all := plan.ReachableTCP()
-	for _, d := range plan.Destinations() {
+	all := plan.ConnectTCP()
+	for _, d := range plan.ReachableDestinations() {
 		all = append(all, d.Port())
 	}
 	slices.Sort(all)
@@ -257,7 +257,7 @@ func receiptOf(plan domain.SandboxPlan, k kernel, rules []domain.GrantedRule) do
 		Layers:     []string{"no_new_privs", "landlock"},
 		Properties: statuses(plan, k),
 		Rules:      rules,
-		ConnectTCP: plan.ReachableTCP(), Destinations: plan.Destinations(),
+		ConnectTCP: plan.ConnectTCP(), Destinations: plan.ReachableDestinations(),
 		BindTCP:    plan.BindTCP(),
 		Open:       openLimits(plan, k),
 		PlanDigest: plan.Digest(),

@@ -183,7 +183,10 @@ func (p *probe) makeFile(in string) (string, error) {
 // listen listens on a port of the loopback interface that the plan does not let
 // be connected to. notAsked says why there is none.
 func (p *probe) listen() (addr unix.Sockaddr, text, notAsked string) {
-	granted := p.spec.Line.Sandbox.ReachableTCP()
+	granted := p.spec.Line.Sandbox.ConnectTCP()
+	for _, d := range p.spec.Line.Sandbox.ReachableDestinations() {
+		granted = append(granted, d.Port())
+	}
 	// The kernel chooses a port. The few that are granted are not likely to be
 	// among them, and not every time.
 	for range 8 {

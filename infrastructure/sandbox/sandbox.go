@@ -200,7 +200,7 @@ func (c *confinement) Supervisor() (ports.Supervisor, error) {
 	}
 	listener := c.listener
 	c.listener = -1
-	s, err := seccomp.NewSupervisor(listener, c.plan.Destinations())
+	s, err := seccomp.NewSupervisor(listener, c.plan.ReachableDestinations())
 	if err != nil {
 		return nil, failed("supervise", err)
 	}
@@ -235,7 +235,7 @@ func (c *confinement) Receipt() domain.Receipt {
 	}
 	r.Properties = slices.Clone(c.properties)
 	r.Open = append(r.Open, openLimits(c.plan)...)
-	r.Destinations = c.plan.Destinations()
+	r.Destinations = c.plan.ReachableDestinations()
 	r.PlanDigest = c.plan.Digest()
 	return r
 }

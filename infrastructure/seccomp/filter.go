@@ -26,7 +26,7 @@ func variantOf(plan domain.SandboxPlan) variant {
 		unix: unix,
 		// A filter cannot see what kind of socket listens.
 		listen: unix || len(plan.BindTCP()) > 0,
-		asks:   len(plan.Destinations()) > 0,
+		asks:   plan.Requests(domain.PropertyDestinations),
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,7 +65,7 @@ func realGateway(t *testing.T, b *realBench) {
 		reports := gatewayReports(events)
 		if direct {
 			require.NotEmpty(t, l.holders, "the companion")
-			require.Equal(t, []uint16{b.model.Port()}, plan.ReachableTCP())
+			require.Equal(t, []uint16{b.model.Port()}, plan.ConnectTCP())
 			require.Contains(t, notes, "holds the credential")
 			require.Empty(t, reports)
 			require.NoError(t, session.Close(t.Context()))
@@ -73,7 +74,9 @@ func realGateway(t *testing.T, b *realBench) {
 		require.Empty(t, l.holders)
 		port, ok := plan.ModelGateway()
 		require.True(t, ok)
-		require.Equal(t, []uint16{port}, plan.ReachableTCP(), "one port")
+		require.Equal(t, []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)}, plan.ReachableDestinations(), "one port of one host")
+		require.Empty(t, plan.ConnectTCP())
+		require.Contains(t, receipt.InState(domain.StateEnforced), domain.PropertyDestinations)
 		require.NotEqual(t, b.model.Port(), port)
 		require.False(t, plan.UDP())
 		require.Contains(t, receipt.InState(domain.StateEnforced), domain.PropertyUDP)

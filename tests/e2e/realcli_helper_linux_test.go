@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -91,7 +92,9 @@ type realBench struct {
 	root      string
 	workspace string
 	env       map[string]string
-	reachable []uint16 // TCP ports of the session that was opened last
+	// What the session that was opened last can reach by TCP.
+	ports        []uint16
+	destinations []netip.AddrPort
 }
 
 func newRealBench(t *testing.T, a realAgent, program string) *realBench {
@@ -136,9 +139,9 @@ func (b *realBench) open(t *testing.T, c *composition.Caisson, request applicati
 	request.Policy.Limits.WallClock = time.Minute
 	session, err := c.Orchestrator.Open(t.Context(), request)
 	require.NoError(t, err)
-	b.reachable = session.Plan().ReachableTCP()
+	b.ports, b.destinations = session.Plan().ConnectTCP(), session.Plan().ReachableDestinations()
 	if session.Plan().IsConfined() {
-		require.Len(t, b.reachable, 1, "one port and nothing else")
+		require.Equal(t, 1, len(b.ports)+len(b.destinations), "one port and nothing else")
 	}
 	return session
 }
@@ -171,7 +174,8 @@ func (b *realBench) read(t *testing.T, turn *application.Turn, number int, after
 	require.False(t, receipt.Unconfined)
 	require.Equal(t, "landlock+seccomp", receipt.Enforcer)
 	require.Equal(t, "coding", receipt.Preset)
-	require.Equal(t, b.reachable, receipt.ConnectTCP)
+	require.ElementsMatch(t, b.ports, receipt.ConnectTCP)
+	require.ElementsMatch(t, b.destinations, receipt.Destinations)
 	for _, u := range repliesOf[domain.UsageReport](events) {
 		require.True(t, u.Gateway == nil || u.Gateway.Refused == 0, "the gateway takes all that the agent asks for: %v", repliesOf[domain.Notice](events))
 	}
