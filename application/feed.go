@@ -110,6 +110,8 @@ func payload(r domain.ReplyEvent) int {
 		return rest + rest*len(r.Items)
 	case domain.Permission:
 		return rest + len(r.Input) + len(r.Reason)
+	case domain.Tripwires:
+		return rest + rest*len(r.Changes)
 	case domain.Notice:
 		return rest + len(r.Message)
 	case domain.Log:

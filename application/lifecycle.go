@@ -56,7 +56,7 @@ func (l *launch) run(ctx context.Context) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{
-		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, log: l.log,
+		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, log: l.log, tripwires: l.req.Tripwires,
 		id: l.session.ID(), fresh: l.req.Resume == "",
 	}
 	return s, l.o.register(s)

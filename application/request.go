@@ -25,6 +25,8 @@ type OpenRequest struct {
 	Model string
 	// Policy adds to what the preset and the agent's adapter grant.
 	Policy Policy
+	// Tripwires says what becomes of a turn that plants what could run later.
+	Tripwires TripwireMode
 	// Sandbox says whether there must be one. The zero value is yes.
 	Sandbox SandboxMode
 	// DirectAPI lets the agent reach its model API by itself, with its own

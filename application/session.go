@@ -25,6 +25,7 @@ type Session struct {
 	plan       domain.SandboxPlan
 	log        ports.SessionLog
 	gateway    ports.Gateway // nil without one
+	tripwires  TripwireMode
 	id         domain.SessionID
 	fresh      bool // opened as a new session
 
@@ -88,7 +89,7 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 		return nil, err
 	}
 	start := s.o.now()
-	inner, err := s.start(ctx, prompt)
+	inner, before, err := s.start(ctx, prompt)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch closed := s.agent.State() == domain.SessionClosed; {
@@ -108,24 +109,31 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	}
 	s.current = &Turn{
 		session: s, inner: inner, ctx: ctx, number: number, start: start, first: s.agent.NextSeq(),
-		feed: newFeed(), begun: make(chan struct{}), done: make(chan struct{}),
+		before: before, feed: newFeed(), begun: make(chan struct{}), done: make(chan struct{}),
 	}
 	go s.current.record()
 	s.o.log.Info("turn started", slog.String("session", string(s.id)), slog.Int("turn", number), slog.Int("pid", inner.Process().Pid))
 	return s.current, nil
 }
 
-// start starts the turn's process. Before it exists there is a record by which
-// another process finds it if we die.
-func (s *Session) start(ctx context.Context, prompt string) (ports.Turn, error) {
+// start starts the turn's process, and returns what the tripwires looked like
+// before. Before the process exists there is a record by which another one finds
+// it if we die.
+func (s *Session) start(ctx context.Context, prompt string) (_ ports.Turn, before trips, err error) {
 	if err := errors.Join(s.payFinal(ctx), s.checkPlan()); err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if s.tripwires != TripwiresOff {
+		if before, err = lookAtTripwires(s.Workspace()); err != nil {
+			return nil, nil, err
+		}
 	}
 	mark := rand.Text()
 	if err := s.started(ctx, domain.ProcessIdentity{Mark: mark}); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return s.structured.Send(ctx, ports.Prompt{Text: prompt, Mark: mark})
+	turn, err := s.structured.Send(ctx, ports.Prompt{Text: prompt, Mark: mark})
+	return turn, before, err
 }
 
 // checkPlan refuses the turn if a path of the plan leads to another place than

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -654,4 +656,38 @@ func TestEverythingAtOnce(t *testing.T) {
 	all.Wait()
 	require.Positive(t, turns.Load())
 	require.Zero(t, r.sessions.Open())
+}
+
+// The file is written while the turn runs.
+func TestATurnTellsWhatItPlanted(t *testing.T) {
+	for _, mode := range []application.TripwireMode{application.TripwiresReport, application.TripwiresFail, application.TripwiresOff} {
+		r := newRig(t)
+		request := r.request()
+		request.Tripwires = mode
+		s, err := r.Open(t.Context(), request)
+		require.NoError(t, err)
+		plain := play(t, s, "say hello")
+		require.Equal(t, domain.OutcomeCompleted, finalOf(t, plain).Outcome)
+
+		turn, err := s.Send(t.Context(), "hang")
+		require.NoError(t, err)
+		var events []domain.Event
+		for e, err := range turn.Events() {
+			require.NoError(t, err)
+			if len(events) == 0 {
+				require.NoError(t, os.WriteFile(filepath.Join(r.workspace, ".envrc"), []byte("evil"), 0o600))
+				turn.Cancel(nil)
+			}
+			events = append(events, e)
+		}
+		last := events[len(events)-2].Reply
+		planted := domain.Tripwires{Changes: []domain.Planted{{Path: ".envrc", Kind: "add", Runs: "direnv runs it when a shell enters the directory"}}}
+		if mode == application.TripwiresOff {
+			require.NotEqual(t, planted, last)
+		} else {
+			require.Equal(t, planted, last, "right before the final")
+		}
+		require.Equal(t, domain.OutcomeCancelled, finalOf(t, events).Outcome, "what ended a turn otherwise stays the reason")
+		require.NoError(t, os.Remove(filepath.Join(r.workspace, ".envrc")))
+	}
 }

@@ -26,6 +26,7 @@ type Turn struct {
 	number  int
 	start   time.Time
 	first   uint64 // the number of its first event
+	before  trips  // what the tripwires looked like; nil if nobody looks at them
 
 	cancel atomic.Pointer[error] // the cause of the first Cancel
 	taken  atomic.Bool           // somebody has its events
@@ -180,16 +181,24 @@ func (t *Turn) record() {
 	for _, reply := range t.session.metered() {
 		keep(reply)
 	}
-	t.finish(claim, fault, stored)
+	planted := t.planted()
+	if len(planted) > 0 {
+		keep(domain.Tripwires{Changes: planted})
+	}
+	t.finish(claim, planted, fault, stored)
 }
 
 // finish ends the turn in the log, in the session's state and in its record.
-func (t *Turn) finish(claim *domain.Final, fault, stored error) {
+func (t *Turn) finish(claim *domain.Final, planted []domain.Planted, fault, stored error) {
 	if claim == nil {
 		made := t.makeUp(t.cause(), fault)
 		claim, t.synthetic = &made, true
 	}
 	final := *claim
+	if len(planted) > 0 && t.session.tripwires == TripwiresFail && final.Outcome == domain.OutcomeCompleted {
+		final.Outcome = domain.OutcomeFailed
+		final.Error = &domain.TurnError{Class: domain.ErrorClassTripwire, Message: tripped(planted)}
+	}
 	if stored != nil {
 		// The agent did what it did, but nobody can read up on it.
 		final = domain.Conclude(claim, domain.TurnEnd{
@@ -206,6 +215,20 @@ func (t *Turn) finish(claim *domain.Final, fault, stored error) {
 		slog.String("outcome", string(final.Outcome)), slog.Duration("took", t.elapsed()), slog.Uint64("events", event.Seq-t.first+1))
 	t.final = event
 	t.err = errors.Join(fault, err)
+}
+
+// planted says what the turn has changed that could run something later, once
+// nothing of it runs any more.
+func (t *Turn) planted() []domain.Planted {
+	if t.before == nil {
+		return nil
+	}
+	now, err := lookAtTripwires(t.session.Workspace())
+	if err != nil {
+		// Whoever wants to be told must not take silence for safety.
+		return []domain.Planted{{Path: ".", Kind: "update", Runs: "the workspace could not be looked at: " + err.Error()}}
+	}
+	return now.since(t.before)
 }
 
 // Why a turn ends when nobody has asked for it.

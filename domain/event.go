@@ -181,6 +181,18 @@ type Notice struct {
 	Delay   time.Duration // until the retry
 }
 
+// Planted is one change of a file from which something runs code later, outside of
+// any sandbox.
+type Planted struct {
+	Path string // in the workspace, slash-separated
+	Kind string // "add", "update", "delete"
+	Runs string // what runs it, and when
+}
+
+// Tripwires lists what a turn has changed of such files. It comes before the
+// final, and only if there is something in it.
+type Tripwires struct{ Changes []Planted }
+
 // Log is a line that is no event of the agent's protocol.
 type Log struct {
 	Stream string // "stdout" or "stderr"
@@ -239,6 +251,9 @@ func (UsageReport) EventType() string { return "usage" }
 // EventType returns "notice".
 func (Notice) EventType() string { return "notice" }
 
+// EventType returns "tripwires".
+func (Tripwires) EventType() string { return "tripwires" }
+
 // EventType returns "log".
 func (Log) EventType() string { return "log" }
 
@@ -264,6 +279,7 @@ func (Todo) reply()                {}
 func (Permission) reply()          {}
 func (UsageReport) reply()         {}
 func (Notice) reply()              {}
+func (Tripwires) reply()           {}
 func (Log) reply()                 {}
 func (Raw) reply()                 {}
 func (Oversize) reply()            {}

@@ -18,11 +18,11 @@ import (
 var everyReply = []domain.ReplyEvent{
 	domain.SandboxApplied{}, domain.ConversationStarted{}, domain.Text{}, domain.TextDelta{}, domain.Thinking{},
 	domain.ToolCall{}, domain.ToolUpdate{}, domain.ToolResult{}, domain.FileChange{}, domain.Todo{}, domain.Permission{},
-	domain.UsageReport{}, domain.Notice{}, domain.Log{}, domain.Raw{}, domain.Oversize{}, domain.Final{},
+	domain.UsageReport{}, domain.Notice{}, domain.Tripwires{}, domain.Log{}, domain.Raw{}, domain.Oversize{}, domain.Final{},
 }
 
 const designedTypes = "sandbox session text text_delta thinking tool_call tool_update tool_result file_change todo " +
-	"permission usage notice log raw oversize final"
+	"permission usage notice tripwires log raw oversize final"
 
 func TestEventTypesAreThoseOfTheDesign(t *testing.T) {
 	var names []string

@@ -88,6 +88,7 @@ const (
 	ErrorClassExit         = "exit"
 	ErrorClassOrphaned     = "orphaned"     // Caisson itself ended in the middle of the turn
 	ErrorClassConversation = "conversation" // the agent continued another conversation than the one asked for
+	ErrorClassTripwire     = "tripwire"     // the turn planted what could run later
 	ErrorClassAgent        = "agent"        // reported by the agent, unclassified
 )
 

@@ -120,6 +120,16 @@ func (o *object) reply(r domain.ReplyEvent) {
 		o.str("message", r.Message)
 		o.int("attempt", int64(r.Attempt))
 		o.int("delay_ms", r.Delay.Milliseconds())
+	case domain.Tripwires:
+		o.open("planted", '[')
+		for _, c := range r.Changes {
+			o.open("", '{')
+			o.str("path", c.Path)
+			o.str("kind", c.Kind)
+			o.str("runs", c.Runs)
+			o.close('}')
+		}
+		o.close(']')
 	case domain.Log:
 		o.str("stream", r.Stream)
 		o.str("line", r.Line)

@@ -64,6 +64,7 @@ type wireEvent struct {
 	Status         string         `json:"status"`
 	ExitCode       *int           `json:"exit_code"`
 	Changes        []wireChange   `json:"changes"`
+	Planted        []wirePlanted  `json:"planted"`
 	Items          []wireItem     `json:"items"`
 	RequestID      string         `json:"request_id"`
 	ToolID         string         `json:"tool_id"`
@@ -93,6 +94,12 @@ type wireEvent struct {
 	Error          *wireError     `json:"error"`
 	DurationMS     int64          `json:"duration_ms"`
 	TotalUsage     *wireUsage     `json:"total_usage"`
+}
+
+type wirePlanted struct {
+	Path string `json:"path"`
+	Kind string `json:"kind"`
+	Runs string `json:"runs"`
 }
 
 type wireChange struct {
@@ -217,6 +224,12 @@ func (w wireEvent) reply() (domain.ReplyEvent, error) {
 			u.Gateway = &domain.GatewayTraffic{Requests: w.Requests, Refused: w.Refused, Failed: w.Failed}
 		}
 		return u, nil
+	case "tripwires":
+		var t domain.Tripwires
+		for _, p := range w.Planted {
+			t.Changes = append(t.Changes, domain.Planted(p))
+		}
+		return t, nil
 	case "notice":
 		return domain.Notice{
 			Class: domain.NoticeClass(w.Class), Message: w.Message, Attempt: w.Attempt, Delay: millis(w.DelayMS),

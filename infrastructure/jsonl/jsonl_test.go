@@ -72,7 +72,8 @@ var samples = map[string]domain.ReplyEvent{
 	"file_change": domain.FileChange{
 		ID: "t2", Status: domain.ToolCompleted, Changes: []domain.FileEdit{{Path: "/a", Kind: "add"}, {Path: "/b", Kind: "delete"}}, Parent: "t0",
 	},
-	"todo": domain.Todo{Items: []domain.TodoItem{{Text: "one", Status: "pending"}, {Text: "two", Status: "completed"}}},
+	"tripwires": domain.Tripwires{Changes: []domain.Planted{{Path: ".git/hooks/x", Kind: "add", Runs: "git runs hooks"}}},
+	"todo":      domain.Todo{Items: []domain.TodoItem{{Text: "one", Status: "pending"}, {Text: "two", Status: "completed"}}},
 	"permission": domain.Permission{
 		RequestID: "r1", ToolID: "t1", Tool: "Bash", Input: []byte(`[1]`), Decision: "deny", Reason: "policy",
 	},

@@ -513,6 +513,30 @@ func TestADestinationIsOneHost(t *testing.T) {
 	require.Contains(t, got.stdout, "connected to "+there.Addr().String(), "the companion: a port is granted on every host")
 }
 
+func TestTripwires(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	require.NoError(t, os.MkdirAll(filepath.Join(b.workspace, ".git", "hooks"), 0o700))
+	run := func(mode, text string) result {
+		return b.run("run", "--agent", "claude", "--tripwires", mode, "#caisson-script\nwrite .git/hooks/pre-commit "+text+"\nwrite code.go "+text+"\n")
+	}
+	got := run("report", "one")
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, "look before you go on: made .git/hooks/pre-commit: git runs hooks")
+	require.NotContains(t, got.stdout, "look before you go on: made code.go")
+	got = run("fail", "two")
+	require.Equal(t, 1, got.code, got.stderr)
+	require.Contains(t, got.stdout, "changed .git/hooks/pre-commit")
+	require.Contains(t, got.stdout, "the turn changed what could run code outside of the sandbox: .git/hooks/pre-commit")
+	got = run("fail", "two")
+	require.Equal(t, 0, got.code, "it is as it was: %s", got.stdout)
+	got = run("off", "three")
+	require.Equal(t, 0, got.code)
+	require.NotContains(t, got.stdout, "look before")
+	require.Equal(t, 2, run("some", "four").code)
+}
+
 func TestRelativePathsStartAtTheWorkingDirectory(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	b := newBench(t)

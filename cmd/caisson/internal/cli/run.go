@@ -24,6 +24,7 @@ type sessionFlags struct {
 	agent     string
 	agentBin  string
 	workspace string
+	tripwires string
 	resume    string
 	model     string
 	gateway   gatewayFlags
@@ -41,6 +42,7 @@ func (f *sessionFlags) addTo(cmd *cobra.Command) {
 	flags.StringVar(&f.model, "model", "", "the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
 	f.gateway.add(flags)
+	flags.StringVar(&f.tripwires, "tripwires", "report", "what to do when the turn changes files that run code later, outside the sandbox (git hooks, .envrc, workflows …): `report`, fail or off")
 	flags.Var((*duration)(&f.timeout), "timeout", "end the turn after this `TIME`, for example 90s or 10m; 0 for never")
 	flags.Var((*duration)(&f.idle), "idle-timeout", "end the turn after this `TIME` without output or a running tool; 0 for never")
 }
@@ -71,6 +73,15 @@ func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
 	r.Policy.Limits = domain.Limits{WallClock: f.timeout, Idle: f.idle}
 	if r.DirectAPI, r.CredentialFiles, err = f.gateway.parse(a.abs); err != nil {
 		return r, err
+	}
+	switch f.tripwires {
+	case "report":
+	case "fail":
+		r.Tripwires = application.TripwiresFail
+	case "off":
+		r.Tripwires = application.TripwiresOff
+	default:
+		return r, &domain.InvalidError{What: "--tripwires", Value: f.tripwires, Reason: "unknown", Remedy: "report, fail or off"}
 	}
 	r.Sandbox, err = f.mode()
 	return r, err

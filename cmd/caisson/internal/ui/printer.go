@@ -104,6 +104,10 @@ func (p *Printer) Event(e domain.Event) error {
 			s += fmt.Sprintf(" (attempt %d, in %s)", r.Attempt, r.Delay)
 		}
 		p.put(noticeMark, s)
+	case domain.Tripwires:
+		for _, c := range r.Changes {
+			p.own("look before you go on: %s %s: %s", map[string]string{"add": "made", "update": "changed", "delete": "removed"}[c.Kind], c.Path, c.Runs)
+		}
 	case domain.Log:
 		if r.Stream == "stderr" {
 			p.errs = append(p.errs, r.Line)
