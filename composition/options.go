@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
+	"github.com/caisson-run/caisson/infrastructure/cgroup"
 	"github.com/caisson-run/caisson/infrastructure/gateway"
 	"github.com/caisson-run/caisson/infrastructure/process"
 	"github.com/caisson-run/caisson/infrastructure/sandbox"
@@ -70,8 +71,17 @@ func refuse(what, reason, remedy string) error {
 
 // DefaultEnforcer returns the enforcer that a composition has without
 // [WithSandboxEnforcer]: the strongest that Caisson knows for this system. On a
-// system where nothing can be enforced it is one that refuses every plan.
-func DefaultEnforcer() ports.SandboxEnforcer { return sandbox.Default() }
+// system where nothing can be enforced it is one that refuses every plan. Limits
+// on memory, processes and processors are kept where a control group is
+// delegated to this process.
+func DefaultEnforcer() ports.SandboxEnforcer {
+	enforcer := sandbox.Default()
+	if groups, err := cgroup.Find(); err == nil {
+		return cgroup.Limit(enforcer, groups)
+	}
+	// Without one the enforcer itself says that the limits cannot be kept.
+	return enforcer
+}
 
 // WithSandboxEnforcer replaces the default enforcer. Nil is refused by [New]:
 // a missing sandbox is never an accident.

@@ -16,6 +16,8 @@ const (
 	// member of the domain at once, whatever they did, and also when the
 	// orchestrator dies.
 	TreeKeeper TreeControl = "keeper"
+	// TreeCgroup: the kernel kills a control group that has every descendant.
+	TreeCgroup TreeControl = "cgroup"
 	// TreeWalk: /proc is searched for descendants by parent, session, process
 	// group and an environment mark. A process that sheds all of them escapes.
 	TreeWalk TreeControl = "walk"

@@ -73,3 +73,26 @@ type Supervisor interface {
 	// Close ends Run and everything that it was doing. Closing twice is no error.
 	Close() error
 }
+
+// ResourceGrouped is an optional ability of a Confinement: a group for the
+// confined tree, which the kernel accounts, limits and kills as one.
+type ResourceGrouped interface {
+	// ResourceGroup makes the group, empty and with the plan's limits. It returns
+	// nil if the plan has no limits on memory, processes and processors, unless
+	// toKill says that a group is wanted to end the tree with. It is called at
+	// most once, after Prepare. The caller closes the group; closing the
+	// confinement does not.
+	ResourceGroup(toKill bool) (ResourceGroup, error)
+}
+
+// ResourceGroup is a group of processes. It is used by one goroutine at a time.
+type ResourceGroup interface {
+	// Add moves a process into the group. What it starts from then on is born
+	// there.
+	Add(pid int) error
+	// Kill kills every member, and those that members start meanwhile. It returns
+	// the members that are not gone by then.
+	Kill() (left []int, err error)
+	// Close removes the group, which has no members any more.
+	Close() error
+}

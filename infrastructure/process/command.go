@@ -16,7 +16,8 @@ import (
 var _ ports.CommandRunner = (*Spawner)(nil)
 
 // Run implements ports.CommandRunner. There is no keeper, so processes that
-// the command leaves behind live on, confined; the receipt says so. The command
+// the command leaves behind live on, confined, unless the plan's limits put them
+// into a group; the receipt says which. The command
 // is a session leader without a terminal of its own: it reads and writes the
 // terminal that it was given, but cannot push input into it.
 //
@@ -101,7 +102,9 @@ func (s *Spawner) Run(ctx context.Context, line domain.SpawnLine, std ports.Stdi
 	if err != nil {
 		return ports.CommandResult{}, err
 	}
-	c.receipt.Tree = domain.TreeNone
+	if c.group == nil {
+		c.receipt.Tree = domain.TreeNone
+	}
 	if std.Started != nil {
 		std.Started(c.receipt)
 	}
@@ -120,6 +123,11 @@ func (s *Spawner) Run(ctx context.Context, line domain.SpawnLine, std ports.Stdi
 	}()
 	result := ports.CommandResult{Receipt: c.receipt, Ended: s.followCommand(ctx, c, exited, std.Signals)}
 	result.Exit, err = c.status()
+	if c.group != nil {
+		// What is limited as one ends as one: nothing keeps the limits of a group
+		// that is gone.
+		err = errors.Join(err, c.killWithoutKeeper())
+	}
 	close(ended)
 	for _, f := range readers {
 		// Something the command left behind may hold the output open.

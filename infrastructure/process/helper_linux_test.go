@@ -35,6 +35,7 @@ var helpers = map[string]func(args []string) int{
 	"spawning":    spawnForEver,
 	"abandon":     abandon,
 	"undumpable":  undumpable,
+	"ingroup":     inGroup,
 }
 
 func TestMain(m *testing.M) {

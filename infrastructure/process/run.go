@@ -519,6 +519,9 @@ func (c *child) release() error {
 	if c.keeper != nil {
 		err = errors.Join(err, c.keeper.dismiss())
 	}
+	if c.group != nil {
+		err = errors.Join(err, c.group.Close())
+	}
 	return err
 }
 

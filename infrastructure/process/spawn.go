@@ -53,6 +53,7 @@ type child struct {
 	keeper  *keeper // nil if there is none
 	mark    string
 	receipt domain.Receipt
+	group   ports.ResourceGroup // of the whole tree; nil if there is none
 	// supervision answers system calls of the child and of its tree; nil if none
 	// are left to answer.
 	supervision *supervision

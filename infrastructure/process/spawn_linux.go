@@ -58,6 +58,15 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 			}
 		}
 	}
+	var cgroup ports.ResourceGroup
+	if grouped, ok := conf.(ports.ResourceGrouped); ok {
+		if cgroup, err = grouped.ResourceGroup(opts.keeper && keep == nil); err != nil {
+			if keep != nil {
+				err = errors.Join(err, keep.abandon())
+			}
+			return nil, err
+		}
+	}
 	var (
 		proc *os.Process
 		exit *exitWatch
@@ -112,6 +121,11 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 			exit, errW = watchExit(proc.Pid)
 		}
 	})
+	// The child has not run one instruction, so what it starts is born in the
+	// group.
+	if err == nil && cgroup != nil {
+		err = cgroup.Add(proc.Pid)
+	}
 	// From here on the thread is gone, or err says that it is not.
 	fail := func(err error) (*child, error) {
 		if supervisor != nil {
@@ -126,6 +140,9 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		if keep != nil {
 			err = errors.Join(err, keep.abandon())
 		}
+		if cgroup != nil {
+			err = errors.Join(err, cgroup.Close())
+		}
 		return nil, err
 	}
 	if err != nil {
@@ -136,10 +153,13 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	}
 	receipt.InheritedFDs = s.cfg.KeepInheritedFDs
 	receipt.Tree = domain.TreeWalk
-	if keep != nil {
+	switch {
+	case keep != nil:
 		receipt.Tree = domain.TreeKeeper
+	case cgroup != nil:
+		receipt.Tree = domain.TreeCgroup
 	}
-	return &child{proc: proc, exit: exit, keeper: keep, supervision: supervise(supervisor), mark: mark, receipt: receipt}, nil
+	return &child{proc: proc, exit: exit, keeper: keep, group: cgroup, supervision: supervise(supervisor), mark: mark, receipt: receipt}, nil
 }
 
 // leaveStopped takes a child that stopped at its exec, under trace by the

@@ -86,6 +86,9 @@ func (c *child) identity() domain.ProcessIdentity {
 // EndLeftover ends nothing: what is left of a turn cannot be told from others.
 func (s *Spawner) EndLeftover(context.Context, domain.ProcessIdentity) error { return nil }
 
+// killWithoutKeeper is for a group, which exists on Linux only.
+func (c *child) killWithoutKeeper() error { return nil }
+
 // keeper exists on Linux only.
 type keeper struct{}
 

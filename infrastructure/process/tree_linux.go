@@ -24,12 +24,28 @@ func (c *child) killTree() error {
 		}
 		// The keeper itself was killed, by the host or for lack of memory. The
 		// walk finds what does not hide.
-		if walked := c.killByWalk(); walked != nil {
-			return errors.Join(err, walked)
+		if rest := c.killWithoutKeeper(); rest != nil {
+			return errors.Join(err, rest)
 		}
 		return nil
 	}
-	return c.killByWalk()
+	return c.killWithoutKeeper()
+}
+
+// killWithoutKeeper kills the child's group, which has everything, or what the
+// walk finds.
+func (c *child) killWithoutKeeper() error {
+	if c.group == nil {
+		return c.killByWalk()
+	}
+	left, err := c.group.Kill()
+	if err != nil {
+		return errors.Join(err, c.killByWalk())
+	}
+	if left = without(left, c.proc.Pid); len(left) > 0 {
+		return &TreeLeftError{Pids: left}
+	}
+	return nil
 }
 
 func (c *child) killByKeeper() error {
