@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -23,6 +25,9 @@ type policyFlags struct {
 	unix       string
 	env        []string
 	waive      []string
+	memory     byteSize
+	pids       uint64
+	cpus       float64
 	sandbox    string
 }
 
@@ -62,6 +67,9 @@ func (f *policyFlags) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.udp, "udp", false, "allow UDP, to any host: what resolves names by DNS needs it")
 	flags.StringVar(&f.unix, "unix-sockets", "deny", "unix sockets that may be connected to: `deny`, own (below writable directories; needs Landlock ABI 9) or allow (docker.sock included)")
 	flags.StringArrayVar(&f.env, "env", nil, "pass the variable `NAME[=VALUE]` on; without a value, Caisson's own")
+	flags.Var(&f.memory, "memory", "the most memory of the whole tree, as `SIZE`, for example 512M or 4G; needs a delegated cgroup")
+	flags.Uint64Var(&f.pids, "pids", 0, "the most processes and threads of the whole tree, `N`; needs a delegated cgroup")
+	flags.Float64Var(&f.cpus, "cpus", 0, "the most processors that the whole tree uses, `N`, for example 1.5; needs a delegated cgroup")
 	flags.StringArrayVar(&f.waive, "waive", nil, "do without `PROPERTY` where it cannot be enforced; the receipt says so")
 	flags.StringVar(&f.sandbox, "sandbox", "required", "`required`, or off to run without any sandbox")
 }
@@ -119,6 +127,7 @@ func (f *policyFlags) policy(abs func(string) string) (application.Policy, error
 		}
 		p.Env = append(p.Env, domain.EnvRule{Name: name, Value: value, Literal: literal, Secret: true, Why: "--env"})
 	}
+	p.Limits = domain.Limits{MemoryBytes: uint64(f.memory), Pids: f.pids, CPUs: f.cpus}
 	for _, name := range f.waive {
 		property, err := domain.ParseProperty(name)
 		if err != nil {
@@ -128,6 +137,36 @@ func (f *policyFlags) policy(abs func(string) string) (application.Policy, error
 	}
 	return p, nil
 }
+
+// byteSize is a number of bytes as a flag, 0 for no limit.
+type byteSize uint64
+
+// Set takes a number with K, M, G or T behind it, by which powers of 1024 are
+// meant, as the kernel does.
+func (b *byteSize) Set(s string) error {
+	digits, shift := s, 0
+	if i := strings.IndexByte("KMGT", upper(s)); s != "" && i >= 0 {
+		digits, shift = s[:len(s)-1], 10*(i+1)
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil || n > math.MaxInt64>>shift {
+		return errors.New("no size: write 512M or 4G")
+	}
+	*b = byteSize(n << shift)
+	return nil
+}
+
+// upper returns the last byte of s as a capital letter, 0 if there is none.
+func upper(s string) byte {
+	if s == "" {
+		return 0
+	}
+	return strings.ToUpper(s[len(s)-1:])[0]
+}
+
+func (b *byteSize) String() string { return strconv.FormatUint(uint64(*b), 10) }
+
+func (*byteSize) Type() string { return "size" }
 
 // portNumbers parses port numbers. Port 0, which is any free port, can only be bound.
 func portNumbers(flag string, values []string, least uint64) ([]uint16, error) {

@@ -70,7 +70,7 @@ func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
 	if r.Policy, err = f.policy(a.abs); err != nil {
 		return r, err
 	}
-	r.Policy.Limits = domain.Limits{WallClock: f.timeout, Idle: f.idle}
+	r.Policy.Limits.WallClock, r.Policy.Limits.Idle = f.timeout, f.idle
 	if r.DirectAPI, r.CredentialFiles, err = f.gateway.parse(a.abs); err != nil {
 		return r, err
 	}
