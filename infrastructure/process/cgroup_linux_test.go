@@ -181,16 +181,16 @@ func TestADelegatedGroupOfAUser(t *testing.T) {
 		t.Skip("no cgroup v2 file system")
 	}
 	require.NoError(t, os.Mkdir(place, 0o755))
-	t.Cleanup(func() { require.Eventually(t, func() bool { return unix.Rmdir(place) == nil }, 20*time.Second, treePause) })
+	t.Cleanup(func() {
+		require.Eventually(t, func() bool { return unix.Rmdir(place) == nil }, 20*time.Second, treePause)
+	})
 	const user = 65534
 	for _, file := range []string{"", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"} {
 		require.NoError(t, os.Chown(filepath.Join(place, file), user, user))
 	}
 	// A program and a directory that the user reaches.
-	base := "/tmp"
-	dir, err := os.MkdirTemp(base, "caisson-group-")
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o755))
 	program := filepath.Join(dir, "program")
 	self, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
