@@ -196,23 +196,25 @@ func (s *Stage) arrive(data []byte) {
 	}
 }
 
-// got reports whether a token has arrived, and waits for it for a while if it
-// is expected to.
-func (s *Stage) got(token string, expected bool) bool {
-	return eventually(expected, func() bool {
+// got reports whether a token has arrived, or does within the time.
+func (s *Stage) got(token string, patience time.Duration) bool {
+	return within(patience, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.arrived[token]
 	})
 }
 
-// eventually waits until something holds: for long if it is expected to.
-func eventually(expected bool, holds func() bool) bool {
-	wait := 5 * time.Millisecond
-	if expected {
-		wait = 2 * time.Second
-	}
-	for deadline := time.Now().Add(wait); ; time.Sleep(time.Millisecond) {
+// How long an effect is waited for.
+const (
+	patient = 2 * time.Second        // when the child says that there is one
+	silence = 200 * time.Millisecond // when the child cannot tell
+	brief   = 5 * time.Millisecond   // when the child says that there is none
+)
+
+// within reports whether something holds, or does within the time.
+func within(patience time.Duration, holds func() bool) bool {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if holds() {
 			return true
 		}
@@ -428,7 +430,7 @@ func (s *Stage) victim(ctx context.Context, t Target, kind string) (*victim, err
 		_, v.err = t.Run(ctx, kind == sibling, s.work, []string{t.Program, Subcommand, asVictim, "secret=" + s.secret, "file=" + file, "tell=" + tell})
 	}()
 	var data []byte
-	told := eventually(true, func() bool {
+	told := within(startTimeout, func() bool {
 		var err error
 		data, err = os.ReadFile(tell)
 		return err == nil || v.ended()
@@ -460,7 +462,7 @@ func (s *Stage) Run(ctx context.Context, t Target, list []Attempt) (Report, erro
 	}
 	// What was denied must not have arrived by now either.
 	for i, r := range report.Results {
-		if r.Attempt.sends && r.Verdict == Held && s.got(token(true, r.Attempt), false) {
+		if r.Attempt.sends && r.Verdict == Held && s.got(token(true, r.Attempt), brief) {
 			report.Results[i].Verdict, report.Results[i].Detail = Leaked, "it was called denied, and arrived later"
 		}
 	}
@@ -523,8 +525,11 @@ func token(confined bool, a Attempt) string {
 	return "free:" + a.Name
 }
 
-// attemptTimeout bounds one run of an attempt.
-const attemptTimeout = 20 * time.Second
+// The limits are for what hangs; a busy host may be slow.
+const (
+	attemptTimeout = 20 * time.Second // of one run of an attempt
+	startTimeout   = 20 * time.Second // until a victim tells of itself
+)
 
 func (s *Stage) attempt(ctx context.Context, t Target, a Attempt, confined bool) (outcome, error) {
 	if err := s.reset(); err != nil {
@@ -562,7 +567,14 @@ func (s *Stage) attempt(ctx context.Context, t Target, a Attempt, confined bool)
 	}
 	o := s.read(a, end)
 	// What the child says does not hide what it did.
-	seen, looked := s.seen(a, attacked, token(confined, a), o.through && !(a.silent && confined))
+	patience := brief
+	switch {
+	case o.through && a.silent && confined:
+		patience = silence
+	case o.through:
+		patience = patient
+	}
+	seen, looked := s.seen(a, attacked, token(confined, a), patience)
 	switch {
 	case !looked:
 	case !seen && o.through && a.silent:
@@ -577,12 +589,12 @@ func (s *Stage) attempt(ctx context.Context, t Target, a Attempt, confined bool)
 
 // seen looks for the effect of an attempt; looked is false where there is none
 // to be seen.
-func (s *Stage) seen(a Attempt, attacked map[string]*victim, token string, expected bool) (seen, looked bool) {
+func (s *Stage) seen(a Attempt, attacked map[string]*victim, token string, patience time.Duration) (seen, looked bool) {
 	switch {
 	case a.sends:
-		return s.got(token, expected), true
+		return s.got(token, patience), true
 	case a.kills:
-		return eventually(expected, func() bool {
+		return within(patience, func() bool {
 			for _, v := range attacked {
 				if v.ended() {
 					return true
