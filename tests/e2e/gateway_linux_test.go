@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -190,9 +191,15 @@ func TestTheGatewayOfASession(t *testing.T) {
 				require.True(t, ok)
 				return p
 			}
+			// Somebody else listens on the gateway's port, at another address.
+			var listen net.ListenConfig
+			decoy, err := listen.Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.2:%d", port(mine)))
+			require.NoError(t, err)
+			defer func() { require.NoError(t, decoy.Close()) }()
+			require.True(t, dials(t, decoy.Addr().String()), "the companion")
 			script := fakecli.Script("env "+key[agent],
 				fmt.Sprintf("connect 127.0.0.1:%d", port(mine)), fmt.Sprintf("connect 127.0.0.1:%d", port(sibling)),
-				fmt.Sprintf("connect 127.0.0.1:%d", model.Port()))
+				fmt.Sprintf("connect 127.0.0.1:%d", model.Port()), "connect "+decoy.Addr().String())
 			outcome := func(session *application.Session) (token string, statuses []domain.ToolStatus, final domain.Final) {
 				turn, err := session.Send(t.Context(), script)
 				require.NoError(t, err)
@@ -214,11 +221,11 @@ func TestTheGatewayOfASession(t *testing.T) {
 			}
 			token, statuses, final := outcome(mine)
 			require.Equal(t, domain.OutcomeCompleted, final.Outcome)
-			require.Equal(t, []domain.ToolStatus{domain.ToolCompleted, domain.ToolFailed, domain.ToolFailed}, statuses, "its own gateway and nothing else")
+			require.Equal(t, []domain.ToolStatus{domain.ToolCompleted, domain.ToolFailed, domain.ToolFailed, domain.ToolFailed}, statuses, "its own gateway and nothing else")
 			require.NotEmpty(t, token)
 			require.NotEqual(t, dummyKey, token)
 			other, statuses, _ := outcome(sibling)
-			require.Equal(t, []domain.ToolStatus{domain.ToolFailed, domain.ToolCompleted, domain.ToolFailed}, statuses)
+			require.Equal(t, []domain.ToolStatus{domain.ToolFailed, domain.ToolCompleted, domain.ToolFailed, domain.ToolFailed}, statuses)
 			require.NotEqual(t, token, other)
 
 			ask := func(port uint16, token string) (int, error) {
@@ -259,6 +266,13 @@ func TestTheGatewayOfASession(t *testing.T) {
 			}
 		})
 	}
+}
+
+// dials reports whether a connection can be made.
+func dials(t *testing.T, address string) bool {
+	t.Helper()
+	c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(t.Context(), "tcp", address)
+	return err == nil && c.Close() == nil
 }
 
 func globbed(t *testing.T, parts ...string) []string {
