@@ -35,6 +35,7 @@ var helpers = map[string]func(args []string) int{
 	"spawning":    spawnForEver,
 	"abandon":     abandon,
 	"undumpable":  undumpable,
+	"scarce":      scarce,
 	"ingroup":     inGroup,
 }
 

@@ -54,7 +54,7 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		}
 		if ok {
 			if keep, err = prepareKeeper(); err != nil {
-				return nil, err
+				return nil, noKeeper(err)
 			}
 		}
 	}
@@ -82,12 +82,12 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 				return err
 			}
 			if err := keep.start(); err != nil {
-				return err
+				return noKeeper(err)
 			}
 			// Armed before there is a child: if the orchestrator dies from here
 			// on, even in the middle of the spawn, the keeper ends what there is.
 			if err := keep.arm(); err != nil {
-				return &domain.EnforcementError{Step: "kill group", Err: err}
+				return noKeeper(err)
 			}
 		}
 		if err := conf.Apply(); err != nil {
@@ -160,6 +160,15 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		receipt.Tree = domain.TreeCgroup
 	}
 	return &child{proc: proc, exit: exit, keeper: keep, group: cgroup, supervision: supervise(supervisor), mark: mark, receipt: receipt}, nil
+}
+
+// noKeeper is the error of a start that could not have its keeper.
+func noKeeper(err error) error {
+	e := &domain.EnforcementError{Step: "kill group", Err: err}
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		e.Remedy = "raise the limit on open files (ulimit -n)"
+	}
+	return e
 }
 
 // leaveStopped takes a child that stopped at its exec, under trace by the
