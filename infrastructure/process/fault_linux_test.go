@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,6 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/sandbox"
+	"github.com/caisson-run/caisson/infrastructure/seccomp"
+	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
@@ -153,5 +157,104 @@ func TestNoDescriptorsLeft(t *testing.T) {
 		require.NoError(t, err, string(out))
 		// Rules, the ruleset, the start itself and the pidfd, at least.
 		require.GreaterOrEqual(t, n, 10, line)
+	}
+}
+
+// refusing is an enforcer whose Apply has one system call of the spawning thread
+// and its child fail from then on, before or after the plan is applied.
+type refusing struct {
+	ports.SandboxEnforcer
+	filter *seccomp.Filter
+	first  bool
+}
+
+func (e refusing) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	c, err := e.SandboxEnforcer.Prepare(ctx, plan, line)
+	if err != nil {
+		return nil, err
+	}
+	group, ok := c.(ports.KillGroup)
+	if !ok {
+		return nil, errors.New("the enforcer has no kill group")
+	}
+	return refusingConfinement{c, group, e}, nil
+}
+
+type refusingConfinement struct {
+	ports.Confinement
+	ports.KillGroup
+	of refusing
+}
+
+func (c refusingConfinement) Apply() error {
+	load := func() error {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return err
+		}
+		_, err := c.of.filter.Load()
+		return err
+	}
+	if !c.of.first {
+		return errors.Join(c.Confinement.Apply(), load())
+	}
+	if err := load(); err != nil {
+		return err
+	}
+	return c.Confinement.Apply()
+}
+
+// Every system call of the spawning thread, and of its child before the exec,
+// refused in turn: a typed error with the errno in it, and nothing left.
+func TestEveryCallOfAStartIsRefusedInTurn(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	for name, c := range map[string]struct {
+		call  int
+		first bool // it belongs to the enforcer
+		// harmless says that the start does without: it goes on another way, or
+		// the kernel has the result all the same.
+		harmless bool
+		errnos   []unix.Errno
+	}{
+		"prctl":        {call: unix.SYS_PRCTL, first: true},
+		"capset":       {call: unix.SYS_CAPSET, first: true},
+		"landlock":     {call: unix.SYS_LANDLOCK_RESTRICT_SELF, first: true, errnos: []unix.Errno{unix.E2BIG}},
+		"seccomp":      {call: unix.SYS_SECCOMP, first: true},
+		"close_range":  {call: unix.SYS_CLOSE_RANGE, errnos: []unix.Errno{unix.ENOSYS}},
+		"pipe2":        {call: unix.SYS_PIPE2, errnos: []unix.Errno{unix.EMFILE, unix.ENFILE}},
+		"clone":        {call: unix.SYS_CLONE, errnos: []unix.Errno{unix.EINTR}},
+		"setsid":       {call: unix.SYS_SETSID},
+		"chdir":        {call: unix.SYS_CHDIR, errnos: []unix.Errno{unix.ENOENT, unix.EIO}},
+		"dup3":         {call: unix.SYS_DUP3, errnos: []unix.Errno{unix.EBUSY}},
+		"execve":       {call: unix.SYS_EXECVE, errnos: []unix.Errno{unix.ENOENT, unix.ENOEXEC, unix.ETXTBSY, unix.ELOOP}},
+		"ptrace":       {call: unix.SYS_PTRACE},
+		"wait4":        {call: unix.SYS_WAIT4, errnos: []unix.Errno{unix.ECHILD}},
+		"pidfd_open":   {call: unix.SYS_PIDFD_OPEN, harmless: true},
+		"pidfd_signal": {call: unix.SYS_PIDFD_SEND_SIGNAL, harmless: true},
+		"kill":         {call: unix.SYS_KILL, harmless: true},
+		"epoll_ctl":    {call: unix.SYS_EPOLL_CTL, harmless: true},
+	} {
+		for _, errno := range append([]unix.Errno{unix.EPERM, unix.EAGAIN, unix.ENOMEM, unix.ENOSPC}, c.errnos...) {
+			t.Run(name+"/"+unix.ErrnoName(errno), func(t *testing.T) {
+				testkit.NoLeaks(t)
+				filter, err := seccomp.Refusing(c.call, errno)
+				require.NoError(t, err)
+				s := NewSpawner(Config{Enforcer: refusing{sandbox.Default(), filter, c.first}})
+				dir := tempDir(t)
+				run, err := s.StartTurn(t.Context(), TurnSpec{Line: shLine(dir, testPlan(dir), "echo > ran"), SpoolDir: t.TempDir(), Graces: quick})
+				if c.harmless {
+					require.NoError(t, err)
+					collect(t, run)
+					return
+				}
+				require.ErrorIs(t, err, errno)
+				var (
+					spawn   *domain.SpawnError
+					enforce *domain.EnforcementError
+				)
+				require.True(t, errors.As(err, &spawn) || errors.As(err, &enforce), "no typed error: %v", err)
+				_, err = os.Stat(filepath.Join(dir, "ran"))
+				require.ErrorIs(t, err, os.ErrNotExist, "the child has run")
+			})
+		}
 	}
 }

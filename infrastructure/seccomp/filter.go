@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"syscall"
 
 	"golang.org/x/net/bpf"
 
@@ -71,3 +72,19 @@ func (f *Filter) Load() (listener int, err error) { return f.program.load(f.asks
 
 // Missing says why there can be no filter on this host, "" if there can.
 func Missing() string { return missing() }
+
+// Refusing returns a filter that gives one system call, by its number on this
+// architecture, an error, and lets every other through. It confines nothing: it
+// is for trying what becomes of a start when the kernel refuses a part of it.
+func Refusing(call int, with syscall.Errno) (*Filter, error) {
+	raw, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: 0, Size: 4}, // seccomp_data.nr
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(call), SkipFalse: 1},
+		bpf.RetConstant{Val: uint32(errno) | uint32(uint16(with))},
+		bpf.RetConstant{Val: uint32(allow)},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("assemble the seccomp filter: %w", err)
+	}
+	return &Filter{loadable(raw), false}, nil
+}
