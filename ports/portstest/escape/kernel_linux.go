@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -231,7 +230,6 @@ func ipcAttempts() []Attempt {
 	ipc := func(name string, try func(*child) error) Attempt {
 		return Attempt{Name: name, Class: ClassIPC, Property: p, Alone: []Layer{Seccomp}, try: try}
 	}
-	queue := func() string { return "caisson-" + strconv.Itoa(os.Getpid()) }
 	return []Attempt{
 		ipc("shared-memory", func(*child) error {
 			id, err := unix.SysvShmGet(unix.IPC_PRIVATE, 4096, unix.IPC_CREAT|0o600)
@@ -261,14 +259,10 @@ func ipcAttempts() []Attempt {
 			_, err = c.call(unix.SYS_MSGCTL, id, unix.IPC_RMID, 0)
 			return err
 		}),
-		ipc("posix-message-queue", func(c *child) error {
-			fd, err := c.call(unix.SYS_MQ_OPEN, queue(), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600, 0)
-			if err != nil {
-				return err
-			}
-			_, err = c.call(unix.SYS_MQ_UNLINK, queue())
-			return errors.Join(err, unix.Close(int(fd)))
-		}),
+		{Name: "posix-message-queue", Class: ClassIPC, Property: p, Alone: []Layer{Seccomp}, effect: queueMade, try: func(c *child) error {
+			fd, err := c.call(unix.SYS_MQ_OPEN, c.values["abstract"], unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600, 0)
+			return opened(int(fd), err)
+		}},
 		ipc("keyring-add", func(*child) error {
 			_, err := unix.AddKey("user", "caisson", []byte("secret"), unix.KEY_SPEC_PROCESS_KEYRING)
 			return err
@@ -283,6 +277,21 @@ func ipcAttempts() []Attempt {
 		}),
 		kernelCall("request-key", ClassIPC, p, []Layer{Seccomp}, unix.SYS_REQUEST_KEY, "user", "caisson-none", 0, 0),
 	}
+}
+
+// queueMade removes the message queue, which the child may not be able to even if
+// it could make it, and says whether there was one.
+func queueMade(s *Stage) (bool, error) {
+	m, err := newArena()
+	if err != nil {
+		return false, err
+	}
+	at, err := m.put(append([]byte(s.abstract), 0))
+	if err == nil {
+		_, err = raw(unix.SYS_MQ_UNLINK, at)
+	}
+	_, unmapped := raw(unix.SYS_MUNMAP, m.addr, arenaSize)
+	return err == nil, errors.Join(unmapped, unix.Close(m.fd))
 }
 
 func privilegeAttempts() []Attempt {
