@@ -109,7 +109,8 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	}
 	s.current = &Turn{
 		session: s, inner: inner, ctx: ctx, number: number, start: start, first: s.agent.NextSeq(),
-		before: before, feed: newFeed(), begun: make(chan struct{}), done: make(chan struct{}),
+		before: before, redact: newRedactor(s.plan, s.o.host.LookupEnv), recording: context.WithoutCancel(ctx),
+		feed: newFeed(), begun: make(chan struct{}), done: make(chan struct{}),
 	}
 	go s.current.record()
 	s.o.log.Info("turn started", slog.String("session", string(s.id)), slog.Int("turn", number), slog.Int("pid", inner.Process().Pid))
@@ -338,7 +339,7 @@ func (s *Session) append(ctx context.Context, turn int, reply domain.ReplyEvent)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := domain.Event{Seq: s.agent.NextSeq(), Session: s.id, Turn: turn, Time: now, Agent: s.agent.Kind(), Reply: reply}
-	err := s.log.Append(context.WithoutCancel(ctx), e)
+	err := s.log.Append(ctx, e)
 	if err == nil {
 		s.agent.Recorded(e.Seq)
 	}

@@ -347,9 +347,9 @@ func TestARecordThatCannotBeSavedIsAnErrorAfterTheFinal(t *testing.T) {
 	full := errors.New("no space left on device")
 	r.sessions.Play = func(ctx context.Context, turn portstest.FakeTurn) portstest.FakeEnd {
 		require.Eventually(t, func() bool {
-			record, err := r.records.MemoryStore.Load(context.Background(), turn.Spec.ID)
-			return err == nil && record.Live != nil && record.Live.Turn == len(turn.History)+1 && record.ConversationID != ""
-		}, 10*time.Second, time.Millisecond, "the turn's start is recorded")
+			events := replay(t, r, turn.Spec.ID)
+			return len(events) >= 2 && events[len(events)-2].Turn == len(turn.History)+1
+		}, 10*time.Second, time.Millisecond, "the turn's start is recorded, and the conversation's id")
 		end := portstest.PlayPrompt(ctx, turn)
 		r.records.set(&r.records.save, full)
 		return end

@@ -31,8 +31,11 @@ type Turn struct {
 	cancel atomic.Pointer[error] // the cause of the first Cancel
 	taken  atomic.Bool           // somebody has its events
 	feed   *feed
-	begun  chan struct{} // closed when the agent's events are being taken
-	done   chan struct{} // closed when the turn is over; then the rest stands
+	redact *redactor
+	// recording is ctx without its end, which must not stop the bookkeeping.
+	recording context.Context
+	begun     chan struct{} // closed when the agent's events are being taken
+	done      chan struct{} // closed when the turn is over; then the rest stands
 
 	announced string // the conversation's id as the agent gave it in this turn
 	synthetic bool   // the final is not the agent's
@@ -76,7 +79,7 @@ func (t *Turn) Events() iter.Seq2[domain.Event, error] {
 				t.logIf("a fault of a turn that its reader left", t.err)
 			}
 			t.session.reading(-1)
-			t.logIf("the session could not be settled", t.session.settleIfLast(context.WithoutCancel(t.ctx)))
+			t.logIf("the session could not be settled", t.session.settleIfLast(t.recording))
 		}()
 		fault, left := t.read(func(e domain.Event) bool { return yield(e, nil) })
 		if left {
@@ -109,7 +112,7 @@ func (t *Turn) read(give func(domain.Event) bool) (fault error, left bool) {
 		if upTo == 0 {
 			return nil, false
 		}
-		for e, err := range t.session.o.store.Replay(context.WithoutCancel(t.ctx), t.session.id, next) {
+		for e, err := range t.session.o.store.Replay(t.recording, t.session.id, next) {
 			if err != nil {
 				return fmt.Errorf("read the turn's events from the log: %w", err), false
 			}
@@ -141,7 +144,7 @@ func (t *Turn) record() {
 	var fault error
 	// Before anything else, so that what is left of the turn can be found if we
 	// die.
-	stored := t.session.started(t.ctx, t.inner.Process())
+	stored := t.session.started(t.recording, t.inner.Process())
 	if stored != nil {
 		t.inner.Cancel(stored)
 	}
@@ -149,7 +152,7 @@ func (t *Turn) record() {
 		if stored != nil {
 			return // what comes still counts: the usage, the conversation's id
 		}
-		e, err := t.session.append(t.ctx, t.number, reply)
+		e, err := t.session.append(t.recording, t.number, t.redact.event(reply))
 		if err != nil {
 			stored = err
 			t.inner.Cancel(err)
@@ -210,7 +213,10 @@ func (t *Turn) finish(claim *domain.Final, planted []domain.Planted, fault, stor
 			final.ConversationID = id
 		}
 	}
-	event, err := t.session.finishTurn(t.ctx, t.number, final)
+	if clean, ok := t.redact.event(final).(domain.Final); ok {
+		final = clean
+	}
+	event, err := t.session.finishTurn(t.recording, t.number, final)
 	t.session.o.log.Info("turn ended", slog.String("session", string(t.session.id)), slog.Int("turn", t.number),
 		slog.String("outcome", string(final.Outcome)), slog.Duration("took", t.elapsed()), slog.Uint64("events", event.Seq-t.first+1))
 	t.final = event
@@ -273,7 +279,7 @@ func (t *Turn) cause() error {
 func (t *Turn) learn(id string) {
 	t.announced = id
 	if t.session.adoptFirst(id) {
-		t.logIf("the conversation's id could not be saved yet", t.session.save(t.ctx))
+		t.logIf("the conversation's id could not be saved yet", t.session.save(t.recording))
 	}
 }
 
