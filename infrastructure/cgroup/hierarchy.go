@@ -62,7 +62,7 @@ func find(f files, cgroup, mountinfo string) (*Hierarchy, error) {
 	h := &Hierarchy{files: f, kill: own}
 	for _, place := range []string{own, filepath.Dir(own)} {
 		if place != own && (own == root || !f.Delegated(place)) {
-			h.why = "the cgroup above " + own + " is not delegated"
+			h.why += ", and the one above it is not delegated"
 			break
 		}
 		if h.controllers, h.why = available(f, place); len(h.controllers) > 0 {
