@@ -89,6 +89,24 @@ func TestFind(t *testing.T) {
 		require.False(t, ok)
 		require.Contains(t, why, "no controllers")
 	})
+	t.Run("in the root of all groups", func(t *testing.T) {
+		f := newFake("/cg", "hugetlb", "pids")
+		f.start("/cg")
+		h, err := find(f, "0::/\n", mount)
+		require.NoError(t, err)
+		ok, _ := h.keeps(domain.PropertyPids)
+		require.True(t, ok)
+		g, err := h.make(domain.Limits{Pids: 3})
+		require.NoError(t, err)
+		require.Equal(t, "3", f.writes[g.dir+"/pids.max"])
+		require.NoError(t, g.Close())
+
+		h, err = find(newFake("/cg", "hugetlb"), "0::/\n", mount)
+		require.NoError(t, err)
+		ok, why := h.keeps(domain.PropertyPids)
+		require.False(t, ok)
+		require.Equal(t, "the cgroup /cg has no controllers for them, and the one above it is not delegated", why)
+	})
 	t.Run("beside its own processes", func(t *testing.T) {
 		f := newFake("/cg", "memory")
 		f.groups["/cg"].subtree = []string{"memory"}

@@ -122,6 +122,10 @@ func (f *fake) Read(path string) (string, error) {
 		return "", pathError("open", path, syscall.ENOENT)
 	}
 	switch filepath.Base(path) {
+	case "cgroup.type":
+		if filepath.Dir(path) != f.root {
+			return "domain\n", nil
+		}
 	case "cgroup.controllers":
 		return strings.Join(g.controllers, " ") + "\n", nil
 	case "cgroup.subtree_control":
@@ -156,7 +160,7 @@ func (f *fake) Write(path, text string) error {
 		switch {
 		case !slices.Contains(g.controllers, name):
 			return pathError("write", path, syscall.ENOENT)
-		case len(g.procs) > 0: // No Internal Process Constraint
+		case len(g.procs) > 0 && dir != f.root: // No Internal Process Constraint
 			return pathError("write", path, syscall.EBUSY)
 		}
 		g.subtree = append(g.subtree, name)

@@ -116,8 +116,14 @@ func available(f files, place string) (controllers []string, why string) {
 	given := words(f, place, "cgroup.subtree_control")
 	procs, err := f.Read(filepath.Join(place, "cgroup.procs"))
 	free := err == nil && strings.TrimSpace(procs) == ""
+	// The root of all groups, which alone has no type, may have both.
+	if _, err := f.Read(filepath.Join(place, "cgroup.type")); errors.Is(err, fs.ErrNotExist) {
+		free = true
+	}
+	some := false
 	for _, p := range []domain.Property{domain.PropertyMemory, domain.PropertyPids, domain.PropertyCPU} {
 		c := controllerOf[p]
+		some = some || slices.Contains(has, c)
 		if slices.Contains(given, c) || free && slices.Contains(has, c) {
 			controllers = append(controllers, c)
 		}
@@ -125,8 +131,8 @@ func available(f files, place string) (controllers []string, why string) {
 	switch {
 	case len(controllers) > 0:
 		return controllers, ""
-	case len(has) == 0:
-		return nil, "the cgroup " + place + " has no controllers"
+	case !some:
+		return nil, "the cgroup " + place + " has no controllers for them"
 	}
 	return nil, "the cgroup " + place + " has processes of its own, so the groups below it can have no controllers"
 }
