@@ -213,8 +213,9 @@ func TestAPanicOfTheReaderEndsTheTurn(t *testing.T) {
 
 func TestCancel(t *testing.T) {
 	why := errors.New("enough")
+	// Long enough for a slow machine to start the turn before it.
 	deadline := func(ctx context.Context) (context.Context, context.CancelFunc) {
-		return context.WithTimeout(ctx, 100*time.Millisecond)
+		return context.WithTimeout(ctx, time.Second)
 	}
 	for name, c := range map[string]struct {
 		ctx     func(context.Context) (context.Context, context.CancelFunc)
@@ -248,6 +249,9 @@ func TestCancel(t *testing.T) {
 				if c.cancel != nil {
 					go turn.Cancel(c.cancel)
 				}
+				if end, ok := ctx.Value(endKey{}).(func()); ok {
+					end()
+				}
 				events, errs := collect(turn)
 				require.Empty(t, errs)
 				checkTurn(t, events)
@@ -267,13 +271,16 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// timeout makes a context that its test ends with the cause, once the turn has
+// started.
 func timeout(cause error) func(context.Context) (context.Context, context.CancelFunc) {
 	return func(ctx context.Context) (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithCancelCause(ctx)
-		timer := time.AfterFunc(100*time.Millisecond, func() { cancel(cause) })
-		return ctx, func() { timer.Stop(); cancel(nil) }
+		return context.WithValue(ctx, endKey{}, func() { cancel(cause) }), func() { cancel(nil) }
 	}
 }
+
+type endKey struct{}
 
 func TestOneTurnAtATime(t *testing.T) {
 	r := newRig(t)

@@ -118,13 +118,8 @@ func (s trips) look(root *os.Root, t tripwire) error {
 			return fs.SkipAll
 		}
 		switch {
-		// Also what is not the agent's to change: another user's.
-		case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-			return nil
 		case err != nil:
-			// A name in the way, such as a file where a directory should be, or a link
-			// that leads out: it counts as what it is.
-			s[name] = "unreadable: " + err.Error()
+			s.unreadable(name, err)
 			return nil
 		case entry.IsDir() && t.not:
 			return fs.SkipDir
@@ -134,17 +129,22 @@ func (s trips) look(root *os.Root, t tripwire) error {
 			return fs.SkipAll
 		}
 		digest, err := digestOf(root, name, entry, t.of)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
 		if err != nil {
-			digest = "unreadable: " + err.Error()
-		}
-		if digest != "" {
+			s.unreadable(name, err)
+		} else if digest != "" {
 			s[name] = digest
 		}
 		return nil
 	})
+}
+
+// unreadable notes a name that cannot be looked at: a file where a directory should
+// be, or a link that leads out. What is not there, or not the user's to read, is
+// not there for an agent either.
+func (s trips) unreadable(name string, err error) {
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+		s[name] = "unreadable: " + err.Error()
+	}
 }
 
 // digestOf says what a file is, "" if nothing in it can run something.
