@@ -33,7 +33,8 @@ type SessionStore interface {
 	Open(ctx context.Context, id domain.SessionID) (SessionLog, error)
 	// Save stores a record whole, or leaves the earlier one whole.
 	Save(ctx context.Context, r domain.SessionRecord) error
-	// Load returns a record; an unknown session gives a *domain.InvalidError.
+	// Load returns a record; an unknown session gives a *domain.InvalidError whose
+	// What is "session".
 	Load(ctx context.Context, id domain.SessionID) (domain.SessionRecord, error)
 	// List returns the ids of all sessions that have a place, also of those
 	// without a record, in ascending order.

@@ -432,6 +432,7 @@ var storeContract = []contractCase[func(testing.TB) ports.SessionStore]{
 			var invalid *domain.InvalidError
 			_, err := r.Load(tb.Context(), idA)
 			require.ErrorAs(tb, err, &invalid)
+			require.Equal(tb, "session", invalid.What)
 			require.Contains(tb, err.Error(), string(idA))
 			_, err = r.Dirs(tb.Context(), idA)
 			require.NoError(tb, err)
