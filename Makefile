@@ -11,7 +11,7 @@ RACE := $(if $(or $(CI),$(shell command -v gcc || command -v clang)),-race,)
 
 # Packages whose tests depend on who runs them: as root they are run a second
 # time as an ordinary user.
-USER_PKGS := infrastructure/landlock infrastructure/privileges infrastructure/seccomp infrastructure/sandbox infrastructure/process infrastructure/session infrastructure/terminal tests/e2e tests/crash
+USER_PKGS := infrastructure/landlock infrastructure/privileges infrastructure/seccomp infrastructure/sandbox infrastructure/store infrastructure/process infrastructure/session infrastructure/terminal tests/e2e tests/crash
 
 EXAMPLES := $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
 CLIS     := tests/clis/node_modules/.package-lock.json

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"sync"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -15,9 +16,14 @@ const (
 	// maxLine bounds a line. Each byte of an agent's longest line, 64 MiB, may
 	// take six.
 	maxLine = 512 << 20
-	// block is how much is read at once.
+	// block is how much is read at once, and probe how much to find a line.
 	block = 64 << 10
+	probe = 4 << 10
 )
+
+// readers holds readers that read a block at once: whoever falls behind a turn
+// that runs begins to read again and again.
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, block) }}
 
 // tail finds the end of the last whole event of a log, and its head; what
 // follows was left unfinished. A line that ends with a newline and is no event
@@ -101,7 +107,7 @@ func seek(file io.ReaderAt, size int64, from uint64) (int64, error) {
 // with its head; -1 if there is none.
 func firstLine(file io.ReaderAt, at, end int64) (int64, head, error) {
 	for at < end {
-		buf, err := readAt(file, at, min(at+block, end))
+		buf, err := readAt(file, at, min(at+probe, end))
 		if err != nil {
 			return 0, head{}, err
 		}
@@ -134,7 +140,10 @@ func firstLine(file io.ReaderAt, at, end int64) (int64, head, error) {
 // begins, until there is no whole line any more, or the function returns false.
 // A line is only valid during the call.
 func readLines(file io.ReaderAt, at int64, give func(h head, line []byte) (bool, error)) error {
-	r := bufio.NewReaderSize(io.NewSectionReader(file, at, math.MaxInt64-at), block)
+	r := readers.Get().(*bufio.Reader)
+	defer readers.Put(r)
+	defer r.Reset(nil)
+	r.Reset(io.NewSectionReader(file, at, math.MaxInt64-at))
 	var long []byte
 	last := uint64(0)
 	for {
