@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,5 +50,39 @@ func TestAStalledReaderAndAFlood(t *testing.T) {
 			require.Equal(t, uint64(i+1), e.Seq)
 		}
 		require.NoError(t, session.Close(t.Context()))
+	})
+}
+
+// A full disk ends the turn and says so; nothing that was recorded is lost, the
+// turn has its final in the log, and with room again the conversation goes on.
+func TestAFullDiskEndsTheTurn(t *testing.T) {
+	forEachAgent(t, func(t *testing.T, s *stage) {
+		if err := syscall.Mount("tmpfs", s.root, "tmpfs", 0, "size=4m,mode=0700"); err != nil {
+			t.Skipf("only root can make a small file system: %v", err)
+		}
+		defer func() { require.NoError(t, syscall.Unmount(s.root, syscall.MNT_DETACH)) }()
+		session := s.open(t, application.OpenRequest{})
+		s.run(t, session, "say before")
+		final, err := session.SendBlocking(t.Context(), fakecli.Script("lines 60000", "say end"))
+		require.NoError(t, err)
+		require.Equal(t, domain.OutcomeFailed, final.Outcome)
+		require.Equal(t, domain.ErrorClassStorage, final.Error.Class)
+		require.Contains(t, final.Error.Message, "no space left on device")
+		require.NoError(t, syscall.Mount("tmpfs", s.root, "tmpfs", syscall.MS_REMOUNT, "size=64m,mode=0700"))
+		require.NoError(t, session.Close(t.Context()))
+
+		session = s.open(t, application.OpenRequest{Resume: session.ID()})
+		s.run(t, session, "recall")
+		require.NoError(t, session.Close(t.Context()))
+		finals, next := 0, uint64(1)
+		for e, err := range s.Orchestrator.Replay(t.Context(), session.ID(), 1, false) {
+			require.NoError(t, err)
+			require.Equal(t, next, e.Seq)
+			next++
+			if _, ok := e.Reply.(domain.Final); ok {
+				finals++
+			}
+		}
+		require.Equal(t, 3, finals)
 	})
 }
