@@ -55,28 +55,40 @@ func ExplainFile(plan domain.SandboxPlan, op domain.FileOp, path, to string) (do
 	}
 	e := domain.ExplainFile(question, needs)
 	e.Notes = notes
-	// The usual sets grant more than what is missing, and more on a destination
-	// can be too much for a move: look again until nothing is missing.
-	for again := needs; !e.Allowed; {
-		var missing bool
-		for _, n := range again {
+	if !e.Allowed {
+		e.Change, err = enough(plan, e.Change, op, path, to)
+	}
+	return e, err
+}
+
+// enough adds to a change until it allows the operation: the usual sets grant more
+// than what is missing, and more on a destination can be too much for a move. The
+// change is empty if no rule helps.
+func enough(plan domain.SandboxPlan, change domain.Change, op domain.FileOp, path, to string) (domain.Change, error) {
+	for {
+		x := explainer{}
+		if err := x.place(append(plan.Rules(), change.Rules...)); err != nil {
+			return domain.Change{}, err
+		}
+		needs, _, err := x.needs(op, path, to)
+		if err != nil {
+			return domain.Change{}, err
+		}
+		more := change
+		for _, n := range needs {
 			if n.Missing != 0 {
-				missing = true
-				e.Change = e.Change.Grant(n.Place, n.Missing)
+				more = more.Grant(n.Place, n.Missing)
 			}
 		}
-		if !missing {
-			break
+		// Sets only grow, and there are few of them.
+		if slices.Equal(more.Rules, change.Rules) {
+			if slices.ContainsFunc(needs, func(n domain.Need) bool { return n.Missing != 0 }) {
+				return domain.Change{}, nil
+			}
+			return change, nil
 		}
-		with := explainer{}
-		if err := with.place(append(plan.Rules(), e.Change.Rules...)); err != nil {
-			return domain.Explanation{}, err
-		}
-		if again, _, err = with.needs(op, path, to); err != nil {
-			return domain.Explanation{}, err
-		}
+		change = more
 	}
-	return e, nil
 }
 
 // ExplainTCP says whether a plan allows to connect to a TCP port, not 0, of a host:
@@ -302,7 +314,7 @@ func (x *explainer) contentNeeds(op domain.FileOp, path string) ([]domain.Need, 
 		if exists {
 			return nil, nil, pointless(op, path, "it exists", "ask for write")
 		}
-		place, access = filepath.Dir(at), domain.AccessMakeReg|domain.AccessWriteFile
+		access = domain.AccessMakeReg | domain.AccessWriteFile
 	case domain.OpWrite:
 		if isDir {
 			return nil, nil, pointless(op, path, "a directory is not written itself", "ask for create, with a path in it")
@@ -318,6 +330,9 @@ func (x *explainer) contentNeeds(op domain.FileOp, path string) ([]domain.Need, 
 		if isDir {
 			access = domain.AccessReadDir
 		}
+	}
+	if !exists {
+		place = filepath.Dir(at) // a rule can only be for what there is
 	}
 	need, err := x.need(place, access, detail)
 	if err != nil {

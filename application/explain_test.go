@@ -47,6 +47,23 @@ func TestExplainFileNamesTheRuleAndTheChange(t *testing.T) {
 	require.Contains(t, e.Notes[0], "through the dynamic loader")
 }
 
+// A rule can only be for what there is.
+func TestExplainOfWhatDoesNotExistIsAboutItsDirectory(t *testing.T) {
+	dir, plan := explained(t)
+	for op, access := range map[domain.FileOp]domain.Access{
+		domain.OpWrite: domain.AccessReadWrite, domain.OpExec: domain.AccessReadExec, domain.OpCreate: domain.AccessReadWrite,
+	} {
+		e, err := application.ExplainFile(plan, op, dir+"/later", "")
+		require.NoError(t, err)
+		require.False(t, e.Allowed, op)
+		require.Equal(t, []domain.PathRule{{Path: dir, Access: access}}, e.Change.Rules, op)
+	}
+	e, err := application.ExplainFile(plan, domain.OpRead, dir+"/later", "")
+	require.NoError(t, err)
+	require.True(t, e.Allowed)
+	require.Contains(t, e.Notes[0], "does not exist")
+}
+
 func TestExplainFileFollowsALinkToWhatItWillMake(t *testing.T) {
 	dir, plan := explained(t)
 	require.NoError(t, os.Symlink("rw/../later", dir+"/rw/../link"))
