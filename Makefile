@@ -95,16 +95,11 @@ soak: ## SPAWNS confined spawns beside as many plain ones, as root and as a user
 crash: ## KILLS orchestrators killed at random moments, as root and as a user; writes docs/crash.log
 	KILLS=$(KILLS) tools/crash.sh
 
-test-full: test stress soak crash ## and what takes too long for CI
+test-full: FUZZTIME = 10m
+test-full: test stress soak crash fuzz ## and what takes too long for CI
 
-fuzz: ## every fuzz target for FUZZTIME
-	for dir in $$(grep -rl --include='*_test.go' --exclude-dir=node_modules '^func Fuzz' . | xargs -r dirname | sort -u); do \
-		targets=$$($(GO) test -list '^Fuzz' $$dir | grep '^Fuzz'); \
-		for target in $$targets; do \
-			echo "$$dir $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$dir; \
-		done; \
-	done
+fuzz: ## every fuzz target for FUZZTIME; writes docs/fuzz.log
+	FUZZTIME=$(FUZZTIME) tools/fuzz.sh
 
 examples: ## builds and runs the examples, each a module of its own
 	for dir in $(EXAMPLES); do echo "$$dir"; $(GO) -C $$dir run .; done
