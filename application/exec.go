@@ -51,7 +51,7 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 	if err != nil {
 		return ports.CommandResult{}, err
 	}
-	if err := x.buildPlan(dirs.Temp); err != nil {
+	if err := x.buildPlan(ctx, dirs.Temp); err != nil {
 		return ports.CommandResult{}, err
 	}
 	line := domain.SpawnLine{
@@ -60,7 +60,7 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 	if err := line.Validate(); err != nil {
 		return ports.CommandResult{}, err
 	}
-	if limit := req.Policy.Limits.WallClock; limit > 0 {
+	if limit := x.plan.Limits().WallClock; limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, &domain.TimeoutError{Limit: limit})
 		defer cancel()
@@ -80,7 +80,7 @@ func (o *Orchestrator) PlanExec(ctx context.Context, req ExecRequest) (domain.Sa
 	if err != nil {
 		return domain.SandboxPlan{}, err
 	}
-	err = x.buildPlan(dirs.Temp)
+	err = x.buildPlan(ctx, dirs.Temp)
 	return x.plan, err
 }
 
@@ -104,12 +104,6 @@ func (x *execution) resolve(ctx context.Context) error {
 	if len(x.req.Argv) == 0 || x.req.Argv[0] == "" {
 		return &domain.InvalidError{What: "command", Reason: "empty", Remedy: "name a program"}
 	}
-	if x.req.Policy.Limits.Idle > 0 {
-		return &domain.InvalidError{
-			What: "idle limit", Value: x.req.Policy.Limits.Idle.String(), Reason: "the output of a command is not seen, so its idle time is not known",
-			Remedy: "limit the wall clock",
-		}
-	}
 	var err error
 	if x.dir, err = canonicalDir("working directory", x.req.Dir); err != nil {
 		return err
@@ -118,21 +112,33 @@ func (x *execution) resolve(ctx context.Context) error {
 	return err
 }
 
-// buildPlan makes the plan: preset and policy.
-func (x *execution) buildPlan(temp string) error {
+// buildPlan makes the plan: preset and policy. The one private directory is a
+// command's state too.
+func (x *execution) buildPlan(ctx context.Context, temp string) error {
+	found, err := findPolicy(ctx, x.req.PolicySource, ports.PolicyPlace{
+		Agents: x.o.Agents(), Workspace: x.dir, Home: x.o.home(), State: temp, Temp: temp,
+	}, x.req.Sandbox, x.req.Policy)
+	if err != nil {
+		return err
+	}
+	policy := found.Policy
+	if err := refuseIdleLimit(policy, "the output of a command is not seen, so its idle time is not known"); err != nil {
+		return err
+	}
 	env := presetEnv(x.o.path(), domain.EnvRule{}, temp)
-	rules := x.req.Policy.rules()
+	rules := policy.PathRules()
 	plan := domain.Unconfined(x.req.Sandbox.why).WithEnv(env...)
 	if !x.req.Sandbox.off {
 		program, _, err := canonicalPath(x.path)
 		if err != nil {
 			return &domain.SpawnError{Step: "resolve", Argv0: x.req.Argv[0], Err: err}
 		}
-		rules = append(execRules(execInput{euid: os.Geteuid(), program: program, temp: temp, homePath: x.o.homePath()}), rules...)
+		preset := execRules(execInput{euid: os.Geteuid(), program: program, temp: temp, homePath: x.o.homePath()})
+		preset = append(preset, workspaceRules(x.dir, policy.Workspace, policy.Origins[domain.OriginWorkspace])...)
+		rules = append(preset, rules...)
 		plan = domain.NewSandboxPlan(presetExec).WithEnv(env...)
 	}
-	var err error
-	x.plan, err = x.o.completePlan(plan, x.req.Policy, rules, []string{temp}, []program{x.o.ownProgram()})
+	x.plan, err = x.o.completePlan(plan, policy, rules, []string{temp}, append(x.o.guard(found.Guarded), x.o.ownProgram()))
 	return err
 }
 

@@ -1,6 +1,7 @@
 package application
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"slices"
@@ -73,8 +74,9 @@ func withoutRedundant(rules []domain.PathRule) []domain.PathRule {
 // program is a program that no agent may be able to replace, or a directory
 // that belongs to one.
 type program struct {
-	path string
-	what string
+	path   string
+	what   string
+	remedy string // what to do instead; "" for a program
 }
 
 // checkGrants refuses a plan that lets the confined process change what the
@@ -97,7 +99,7 @@ func checkGrants(plan domain.SandboxPlan, root string, own []string, programs []
 		}
 		for _, p := range programs {
 			if overlaps(r.Path, p.path) {
-				refuse("would let it change "+p.what+" ("+p.path+")", "grant another directory, or install the program elsewhere")
+				refuse("would let it change "+p.what+" ("+p.path+")", cmp.Or(p.remedy, "grant another directory, or install the program elsewhere"))
 			}
 		}
 	}

@@ -36,6 +36,7 @@ type launch struct {
 	session    *domain.AgentSession
 	git        gitElsewhere
 	dirs       ports.SessionDirs
+	guarded    []string // of the policy's source
 	env        []domain.EnvRule
 	fragment   ports.PlanFragment
 	gated      bool              // the agent is to go through the model gateway
@@ -71,6 +72,7 @@ func (l *launch) prepare(ctx context.Context) error {
 		l.prepareWorkspace,    // 3
 		l.resolveConversation, // 4
 		l.makeDirs,            // 5a
+		l.findPolicy,          // 5a
 		l.buildEnvironment,    // 5b
 		l.configureAgent,      // 5c
 		l.buildPlan,           // 5d
@@ -328,15 +330,21 @@ func (l *launch) configureAgent(context.Context) (err error) {
 // buildPlan is step 5d: preset, the agent's needs and the policy, in this order.
 func (l *launch) buildPlan(context.Context) error {
 	policy := l.req.Policy
-	rules := policy.rules()
+	rules := policy.PathRules()
 	var plan domain.SandboxPlan
 	if l.req.Sandbox.off {
 		plan = domain.Unconfined(l.req.Sandbox.why).WithEnv(l.env...).WithEnv(l.fragment.Env...)
 	} else {
 		preset := codingRules(codingInput{
-			euid: os.Geteuid(), workspace: l.workspace, dirs: l.dirs, homePath: l.o.homePath(l.workspace),
+			euid: os.Geteuid(), workspace: l.workspace, access: policy.Workspace, why: policy.Origins[domain.OriginWorkspace],
+			dirs: l.dirs, homePath: l.o.homePath(l.workspace),
 		})
-		preset = append(preset, l.git.rules...)
+		for _, r := range l.git.rules {
+			if policy.Workspace != 0 {
+				r.Access &= policy.Workspace
+			}
+			preset = append(preset, r)
+		}
 		if l.terminal {
 			preset = append(preset, terminalRules()...)
 		}
@@ -355,7 +363,7 @@ func (l *launch) buildPlan(context.Context) error {
 		}
 	}
 	own := []string{l.dirs.State, l.dirs.Home, l.dirs.Temp}
-	programs := []program{l.o.ownProgram()}
+	programs := append(l.o.guard(l.guarded), l.o.ownProgram())
 	if l.adapter != nil {
 		programs = append(programsOf(l.req.Agent, l.install), programs...)
 	}
@@ -386,7 +394,7 @@ func (l *launch) buildPlan(context.Context) error {
 // completePlan adds the policy and the rules to a plan and checks the whole.
 // own are directories below the records' root that the plan may let be written.
 func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rules []domain.PathRule, own []string, programs []program) (domain.SandboxPlan, error) {
-	plan = policy.apply(plan)
+	plan = policy.Apply(plan)
 	if l := policy.Limits; plan.IsUnconfined() && (l.MemoryBytes > 0 || l.Pids > 0 || l.CPUs > 0) {
 		return domain.SandboxPlan{}, &domain.InvalidError{
 			What: "limits", Value: l.String(), Reason: "without a sandbox only time can be limited",

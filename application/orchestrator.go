@@ -40,6 +40,9 @@ type Config struct {
 	// Executable is the path of Caisson's own program, which no plan may let an
 	// agent write; "" is os.Executable.
 	Executable string
+	// Guarded are absolute paths that, like the state, no plan may let be written,
+	// because later policies come from them.
+	Guarded []string
 	// Forget keeps nothing of a session: it is not recorded, cannot be resumed,
 	// and its directories are removed when it is closed.
 	Forget bool
@@ -57,6 +60,7 @@ type Orchestrator struct {
 	clock      func() time.Time
 	log        *slog.Logger
 	executable string
+	guarded    []string
 	forget     bool
 
 	mu        sync.Mutex
@@ -79,7 +83,7 @@ func New(cfg Config) (*Orchestrator, error) {
 	o := &Orchestrator{
 		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
 		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals, gateway: cfg.Gateway,
-		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget,
+		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget, guarded: slices.Clone(cfg.Guarded),
 		sessions: map[domain.SessionID]*Session{}, terminals: map[*Terminal]bool{},
 	}
 	for _, a := range cfg.Agents {

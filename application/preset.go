@@ -124,6 +124,8 @@ func terminalRules() []domain.PathRule {
 type codingInput struct {
 	euid      int
 	workspace string
+	access    domain.Access // to the workspace; none for all that the preset grants
+	why       string        // who says so
 	dirs      ports.SessionDirs
 	homePath  []string // PATH entries below $HOME that are safe to grant
 }
@@ -136,12 +138,27 @@ type codingInput struct {
 // The private directories are executable: tools run what they have just built
 // from their temporary directory, and agents unpack helpers into their state.
 func codingRules(in codingInput) []domain.PathRule {
-	rs := rules(domain.AccessReadWriteExec, domain.Required, "workspace", in.workspace)
+	access := in.access
+	if access == 0 {
+		access = domain.AccessReadWriteExec
+	}
+	rs := workspaceRules(in.workspace, access, in.why)
 	rs = append(rs, rules(domain.AccessReadWriteExec, domain.Required, "private state", in.dirs.State)...)
 	rs = append(rs, rules(domain.AccessReadWriteExec, domain.Required, "private home", in.dirs.Home)...)
 	rs = append(rs, rules(domain.AccessReadWriteExec, domain.Required, "private temp", in.dirs.Temp)...)
 	rs = append(rs, systemRules(in.euid)...)
 	return append(rs, rules(domain.AccessReadExec, domain.Optional, "PATH", in.homePath...)...)
+}
+
+// workspaceRules grant the directory that a program works in.
+func workspaceRules(dir string, access domain.Access, why string) []domain.PathRule {
+	if access == 0 {
+		return nil
+	}
+	if why != "" {
+		why = ", " + why
+	}
+	return rules(access, domain.Required, "workspace"+why, dir)
 }
 
 // execInput is what the exec preset depends on. All paths are canonical.

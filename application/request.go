@@ -1,9 +1,6 @@
 package application
 
 import (
-	"net/netip"
-	"slices"
-
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports"
 )
@@ -25,6 +22,9 @@ type OpenRequest struct {
 	Model string
 	// Policy adds to what the preset and the agent's adapter grant.
 	Policy Policy
+	// PolicySource gives a policy from elsewhere, such as files; Policy comes on
+	// top of it. Nil is for none.
+	PolicySource ports.PolicySource
 	// Tripwires says what becomes of a turn that plants what could run later.
 	Tripwires TripwireMode
 	// Sandbox says whether there must be one. The zero value is yes.
@@ -52,6 +52,8 @@ type ExecRequest struct {
 	// Policy adds to what the preset grants. A limit on idle time is refused:
 	// the command's output is not seen.
 	Policy Policy
+	// PolicySource is as of OpenRequest.
+	PolicySource ports.PolicySource
 	// Sandbox says whether there must be one. The zero value is yes.
 	Sandbox SandboxMode
 	// Stdio is what the command reads and writes.
@@ -75,6 +77,8 @@ type TerminalRequest struct {
 	// Policy adds to what the preset and the agent's adapter grant. A limit on
 	// idle time is refused: a person may think.
 	Policy Policy
+	// PolicySource is as of OpenRequest.
+	PolicySource ports.PolicySource
 	// Sandbox says whether there must be one. The zero value is yes.
 	Sandbox SandboxMode
 	// DirectAPI and CredentialFiles are as of OpenRequest, for an agent.
@@ -84,55 +88,19 @@ type TerminalRequest struct {
 	Size ports.TerminalSize
 }
 
-// Policy is what a user adds to a preset. The zero value adds nothing. A policy
-// only widens: what the preset grants cannot be taken back with it.
-type Policy struct {
-	// Rules grant paths. Relative paths are refused. A required path that does
-	// not exist is refused at once, and not only when a turn starts.
-	Rules []domain.PathRule
-	// ConnectTCP and BindTCP are ports that may be connected to and bound.
-	ConnectTCP []uint16
-	BindTCP    []uint16
-	// Destinations are addresses with a port that may be connected to by TCP, each
-	// on that host alone.
-	Destinations []netip.AddrPort
-	// UDP allows UDP.
-	UDP bool
-	// UnixSockets says which unix sockets may be connected to.
-	UnixSockets domain.UnixSockets
-	// Env lets variables through; a rule replaces the preset's of that name.
-	Env []domain.EnvRule
-	// Waivers are properties to do without where they cannot be enforced.
-	Waivers []domain.Property
-	// Limits bound a turn or a command. Without a sandbox only those on time can
-	// be kept, and the others are refused.
-	Limits domain.Limits
-}
+// Policy is what a user adds to a preset; see [domain.Policy].
+type Policy = domain.Policy
 
-// apply returns the plan with all of the policy but its path rules.
-func (p Policy) apply(plan domain.SandboxPlan) domain.SandboxPlan {
-	for _, e := range p.Env {
-		if e.Why == "" {
-			e.Why = "policy"
-		}
-		plan = plan.WithEnv(e)
-	}
-	return plan.
-		WithConnectTCP(p.ConnectTCP...).WithBindTCP(p.BindTCP...).WithDestinations(p.Destinations...).
-		WithUDP(p.UDP || plan.UDP()).WithUnixSockets(p.UnixSockets).
-		WithWaivers(p.Waivers...).WithLimits(p.Limits)
-}
+// TripwireMode says what becomes of a turn that plants what could run later; see
+// [domain.TripwireMode].
+type TripwireMode = domain.TripwireMode
 
-// rules returns the path rules, each with a reason.
-func (p Policy) rules() []domain.PathRule {
-	rs := slices.Clone(p.Rules)
-	for i := range rs {
-		if rs[i].Why == "" {
-			rs[i].Why = "policy"
-		}
-	}
-	return rs
-}
+// The modes of tripwires.
+const (
+	TripwiresReport = domain.TripwiresReport
+	TripwiresFail   = domain.TripwiresFail
+	TripwiresOff    = domain.TripwiresOff
+)
 
 // SandboxMode says whether a sandbox is required. The zero value requires one;
 // the only other one is made by [SandboxOff].

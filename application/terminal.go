@@ -67,7 +67,7 @@ func (o *Orchestrator) OpenTerminal(ctx context.Context, req TerminalRequest) (*
 	}
 	l := &launch{o: o, terminal: true, req: OpenRequest{
 		Agent: req.Agent, AgentBin: req.AgentBin, Workspace: req.Workspace, Model: req.Model, Policy: req.Policy, Sandbox: req.Sandbox,
-		DirectAPI: req.DirectAPI, CredentialFiles: req.CredentialFiles,
+		PolicySource: req.PolicySource, DirectAPI: req.DirectAPI, CredentialFiles: req.CredentialFiles,
 	}}
 	t, err := l.openTerminal(ctx, req)
 	if err != nil {
@@ -91,6 +91,8 @@ func (l *launch) openTerminal(ctx context.Context, req TerminalRequest) (*Termin
 		l.prepareWorkspace,    // 3
 		l.resolveConversation, // 4
 		l.makeDirs,            // 5a
+		l.findPolicy,          // 5a
+		l.checkTerminalLimits, // 5a
 		l.buildEnvironment,    // 5b
 		configure,             // 5c
 		l.buildPlan,           // 5d
@@ -126,13 +128,25 @@ func (l *launch) validateTerminal(req TerminalRequest) error {
 		return &domain.InvalidError{What: "terminal", Reason: "this orchestrator has no terminal sessions", Remedy: "set application.Config.Terminals"}
 	case req.Agent != "" && len(req.Argv) > 0:
 		return &domain.InvalidError{What: "command", Value: req.Argv[0], Reason: "an agent and a command", Remedy: "name one of them"}
-	case req.Policy.Limits.Idle > 0:
-		return &domain.InvalidError{
-			What: "idle limit", Value: req.Policy.Limits.Idle.String(), Reason: "a person at a terminal may think as long as they like",
-			Remedy: "limit the wall clock",
-		}
 	}
 	return nil
+}
+
+// checkTerminalLimits refuses a limit that cannot be kept on a terminal.
+func (l *launch) checkTerminalLimits(context.Context) error {
+	return refuseIdleLimit(l.req.Policy, "a person at a terminal may think as long as they like")
+}
+
+// refuseIdleLimit refuses a limit on idle time where there is no knowing it.
+func refuseIdleLimit(p Policy, reason string) error {
+	if p.Limits.Idle <= 0 {
+		return nil
+	}
+	remedy := "limit the wall clock"
+	if where := p.Origins["limit idle"]; where != "" {
+		remedy = fmt.Sprintf("limit the wall clock, or say it for an agent alone (%s)", where)
+	}
+	return &domain.InvalidError{What: "idle limit", Value: p.Limits.Idle.String(), Reason: reason, Remedy: remedy}
 }
 
 // resolveCommand is step 2 for a command: it finds the program.

@@ -16,22 +16,6 @@ import (
 	"github.com/caisson-run/caisson/domain"
 )
 
-// TripwireMode says what becomes of a turn that changes files of the workspace from
-// which something runs code later, outside of the sandbox: hooks, settings of
-// editors and agents, workflows. A sandbox cannot deny that, because they are part
-// of what the agent works on. The zero value is TripwiresReport.
-type TripwireMode uint8
-
-// The modes.
-const (
-	// TripwiresReport lists the changes in an event before the final.
-	TripwiresReport TripwireMode = iota
-	// TripwiresFail does so too, and a completed turn has failed then.
-	TripwiresFail
-	// TripwiresOff does not look.
-	TripwiresOff
-)
-
 // tripped is the message of a turn that failed for it.
 func tripped(planted []domain.Planted) string {
 	names := make([]string, 0, len(planted))

@@ -144,6 +144,7 @@ func (s settings) orchestrator(
 	o, err := application.New(application.Config{
 		Agents: agents, Sessions: sessions, Commands: commands, Terminals: terminals, Store: store,
 		Host: ports.Host{LookupEnv: s.lookup}, Gateway: gateway, Clock: s.clock, Logger: s.logger,
+		Guarded: s.guarded(),
 	})
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
 	"github.com/caisson-run/caisson/infrastructure/cgroup"
 	"github.com/caisson-run/caisson/infrastructure/gateway"
+	"github.com/caisson-run/caisson/infrastructure/policyfile"
 	"github.com/caisson-run/caisson/infrastructure/process"
 	"github.com/caisson-run/caisson/infrastructure/sandbox"
 	"github.com/caisson-run/caisson/infrastructure/store"
@@ -200,6 +201,14 @@ func (s settings) adapters() []ports.AgentAdapter {
 		list = append(list, s.agents[kind])
 	}
 	return list
+}
+
+// guarded is where policies come from.
+func (s settings) guarded() []string {
+	if dir := policyfile.ConfigDir(s.lookup); dir != "" {
+		return []string{dir}
+	}
+	return nil
 }
 
 func (s settings) store() (ports.SessionStore, error) {

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/netip"
 	"path"
@@ -135,6 +136,7 @@ type SandboxPlan struct {
 	env        []EnvRule
 	limits     Limits
 	waivers    []Property
+	origins    map[string]string
 
 	destinations []netip.AddrPort
 
@@ -337,6 +339,41 @@ func (p SandboxPlan) WithLimits(l Limits) SandboxPlan {
 func (p SandboxPlan) WithWaivers(ps ...Property) SandboxPlan {
 	p.waivers = union(p.waivers, ps)
 	return p
+}
+
+// WithOrigins returns the plan with who put there what has no Why of its own, for
+// people: by a line of [SandboxPlan.Grants], such as "tcp connect 443", "udp
+// allow" or "waive cpu", and "limit memory", "limit pids", "limit cpus", "limit
+// timeout" and "limit idle". It is not in the digest.
+func (p SandboxPlan) WithOrigins(origins map[string]string) SandboxPlan {
+	all := make(map[string]string, len(p.origins)+len(origins))
+	maps.Copy(all, p.origins)
+	maps.Copy(all, origins)
+	p.origins = all
+	return p
+}
+
+// Origins returns a copy of what WithOrigins added.
+func (p SandboxPlan) Origins() map[string]string { return maps.Clone(p.origins) }
+
+// from says where the things of a row come from: each by its name in the row and
+// its line of Grants.
+func (p SandboxPlan) from(names []string, grant func(name string) string) string {
+	var parts []string
+	for _, name := range names {
+		why := p.origins[grant(name)]
+		if why == "" {
+			continue
+		}
+		if name != "" {
+			name += ": "
+		}
+		parts = append(parts, name+printable(why))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "  # " + strings.Join(parts, ", ")
 }
 
 func union[T interface{ ~uint16 | ~string }](a, b []T) []T {
@@ -574,35 +611,82 @@ func (p SandboxPlan) String() string {
 		}
 		return ""
 	}
+	prefixed := func(prefix string) func(string) string {
+		return func(name string) string { return prefix + name }
+	}
+	portsFrom := func(list []uint16, prefix string) string {
+		if len(list) == 0 {
+			return ""
+		}
+		return p.from(strings.Fields(portList(list)), prefixed(prefix))
+	}
 	connect := portList(p.connectTCP)
 	if p.gateway {
 		connect = strings.TrimPrefix(connect+" and the model gateway", "none and ")
 	}
-	fmt.Fprintf(&b, "  tcp connect      %s%s\n", connect, waived(PropertyTCP))
+	fmt.Fprintf(&b, "  tcp connect      %s%s%s\n", connect, waived(PropertyTCP), portsFrom(p.connectTCP, "tcp connect "))
 	if len(p.destinations) > 0 {
-		fmt.Fprintf(&b, "  tcp connect to   %s%s\n", strings.Join(addresses(p.destinations), " "), waived(PropertyDestinations))
+		to := addresses(p.destinations)
+		fmt.Fprintf(&b, "  tcp connect to   %s%s%s\n", strings.Join(to, " "), waived(PropertyDestinations), p.from(to, prefixed("tcp connect ")))
 	}
-	fmt.Fprintf(&b, "  tcp bind         %s%s\n", portList(p.bindTCP), waived(PropertyTCP))
-	fmt.Fprintf(&b, "  udp              %s%s\n", map[bool]string{true: "allow", false: "deny"}[p.udp], waived(PropertyUDP))
-	fmt.Fprintf(&b, "  unix sockets     %s%s\n", p.unix, waived(PropertyUnixSockets))
-	if env := p.WithEnv(p.gatewayEnv...).env; len(env) > 0 {
-		names := make([]string, 0, len(env))
-		for _, e := range env {
-			names = append(names, word(e.Name))
-		}
-		fmt.Fprintf(&b, "  environment      %s\n", strings.Join(names, " "))
+	fmt.Fprintf(&b, "  tcp bind         %s%s%s\n", portList(p.bindTCP), waived(PropertyTCP), portsFrom(p.bindTCP, "tcp bind "))
+	udp, udpFrom := "deny", ""
+	if p.udp {
+		udp, udpFrom = "allow", p.from([]string{""}, prefixed("udp allow"))
 	}
+	fmt.Fprintf(&b, "  udp              %s%s%s\n", udp, waived(PropertyUDP), udpFrom)
+	fmt.Fprintf(&b, "  unix sockets     %s%s%s\n", p.unix, waived(PropertyUnixSockets), p.from([]string{""}, prefixed("unix sockets "+p.unix.String())))
+	p.environmentRows(&b)
 	if p.limits != (Limits{}) {
-		fmt.Fprintf(&b, "  limits           %s\n", p.limits)
+		fmt.Fprintf(&b, "  limits           %s%s\n", p.limits, p.from(p.limits.names(), prefixed("limit ")))
 	}
 	if len(p.waivers) > 0 {
-		fmt.Fprintf(&b, "  waived           %s\n", joinProperties(p.waivers))
+		names := make([]string, 0, len(p.waivers))
+		for _, w := range p.waivers {
+			names = append(names, string(w))
+		}
+		fmt.Fprintf(&b, "  waived           %s%s\n", joinProperties(p.waivers), p.from(names, prefixed("waive ")))
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
+// environmentRows prints the names of the variables, a row for each reason.
+func (p SandboxPlan) environmentRows(b *strings.Builder) {
+	var reasons []string
+	names := map[string][]string{}
+	for _, e := range p.WithEnv(p.gatewayEnv...).env {
+		if names[e.Why] == nil {
+			reasons = append(reasons, e.Why)
+		}
+		names[e.Why] = append(names[e.Why], word(e.Name))
+	}
+	for _, why := range reasons {
+		fmt.Fprintf(b, "  environment      %s", strings.Join(names[why], " "))
+		if why != "" {
+			fmt.Fprintf(b, "  # %s", printable(why))
+		}
+		b.WriteByte('\n')
+	}
+}
+
 // GoString is String, for %#v.
 func (p SandboxPlan) GoString() string { return p.String() }
+
+// names lists the limits that are set, as their origins name them.
+func (l Limits) names() []string {
+	var names []string
+	for _, n := range []struct {
+		name string
+		set  bool
+	}{
+		{"memory", l.MemoryBytes > 0}, {"pids", l.Pids > 0}, {"cpus", l.CPUs > 0}, {"timeout", l.WallClock > 0}, {"idle", l.Idle > 0},
+	} {
+		if n.set {
+			names = append(names, n.name)
+		}
+	}
+	return names
+}
 
 // String lists the limits that are set.
 func (l Limits) String() string {

@@ -488,7 +488,8 @@ func TestPlanString(t *testing.T) {
   tcp bind         3000
   udp              allow
   unix sockets     own
-  environment      PATH HOME TOKEN
+  environment      PATH HOME
+  environment      TOKEN  # flag
   limits           memory 1073741824 bytes, pids 100, cpus 1.5, wall clock 1m0s, idle 1s
   waived           ipc, signals`, fullPlan().String())
 

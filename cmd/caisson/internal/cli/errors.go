@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/policyfile"
 )
 
 // The exit codes of every command but exec.
@@ -83,6 +84,7 @@ func exitCode(err error) int {
 		noAgent   *domain.AgentNotFoundError
 		spawn     *domain.SpawnError
 		interrupt interrupted
+		policy    *policyfile.Error
 	)
 	switch {
 	case errors.As(err, &code):
@@ -95,7 +97,7 @@ func exitCode(err error) int {
 		return exitRefused
 	case errors.As(err, &noAgent), errors.As(err, &spawn), errors.Is(err, domain.ErrBusy):
 		return exitNoAgent
-	case errors.As(err, &usage), errors.As(err, &invalid), !errors.As(err, &did):
+	case errors.As(err, &usage), errors.As(err, &invalid), errors.As(err, &policy), !errors.As(err, &did):
 		return exitUsage
 	}
 	return exitFailed

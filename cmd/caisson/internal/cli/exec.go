@@ -69,6 +69,7 @@ func (a *app) exec(ctx context.Context, flags policyFlags, argv []string) (_ int
 	if request.Policy, err = flags.policy(a.abs); err != nil {
 		return 0, err
 	}
+	request.PolicySource = flags.source(a)
 	if request.Sandbox, err = flags.mode(); err != nil {
 		return 0, err
 	}

@@ -170,6 +170,7 @@ func (a *app) planOf(ctx context.Context, flags *sessionFlags, argv []string) (p
 	if request.Policy, err = flags.policy(a.abs); err != nil {
 		return plan, usageError{err}
 	}
+	request.PolicySource = flags.source(a)
 	if request.Sandbox, err = flags.mode(); err != nil {
 		return plan, usageError{err}
 	}

@@ -7,12 +7,16 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"github.com/caisson-run/caisson/application"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/policyfile"
+	"github.com/caisson-run/caisson/ports"
 )
 
 // policyFlags are the flags that say what a process may touch.
@@ -29,6 +33,8 @@ type policyFlags struct {
 	pids       uint64
 	cpus       float64
 	sandbox    string
+	file       string         // --policy
+	said       *pflag.FlagSet // which flags were given
 }
 
 // pathFlag is one use of a path flag.
@@ -52,6 +58,8 @@ var accessOf = []struct {
 }
 
 func (f *policyFlags) add(flags *pflag.FlagSet) {
+	f.said = flags
+	flags.StringVar(&f.file, "policy", "", "the policy in `FILE`, to which the other flags add; none for no file. By default "+policyfile.Name+" of the workspace, if you have trusted it, or else your own (see caisson policy --help)")
 	for _, a := range accessOf {
 		for _, presence := range []domain.Presence{domain.Required, domain.Optional} {
 			name, usage := a.name, "grant "+a.grants+" of `PATH` and all below it"
@@ -72,6 +80,46 @@ func (f *policyFlags) add(flags *pflag.FlagSet) {
 	flags.Float64Var(&f.cpus, "cpus", 0, "the most processors that the whole tree uses, `N`, for example 1.5; needs a delegated cgroup")
 	flags.StringArrayVar(&f.waive, "waive", nil, "do without `PROPERTY` where it cannot be enforced; the receipt says so")
 	flags.StringVar(&f.sandbox, "sandbox", "required", "`required`, or off to run without any sandbox")
+}
+
+// replacing are the flags that take the place of a key of a policy file, where
+// both are given. All other flags add.
+var replacing = map[string]string{
+	"memory": "limits.memory", "pids": "limits.pids", "cpus": "limits.cpus",
+	"timeout": "limits.timeout", "idle-timeout": "limits.idle_timeout",
+	"unix-sockets": "network.unix_sockets", "tripwires": "tripwires", "gateway": "gateway",
+}
+
+// source returns where the policy comes from that the flags add to; nil for
+// nowhere.
+func (f *policyFlags) source(a *app) ports.PolicySource {
+	if f.file == "none" {
+		return nil
+	}
+	s := &policyfile.Source{LookupEnv: a.LookupEnv, Notice: a.once()}
+	if f.file != "" {
+		s.File = a.abs(f.file)
+	}
+	for flag, key := range replacing {
+		if f.said.Changed(flag) {
+			s.Replaced = append(s.Replaced, key)
+		}
+	}
+	return s
+}
+
+// once returns what tells a person something, each thing once.
+func (a *app) once() func(text string) {
+	var mu sync.Mutex
+	told := map[string]bool{}
+	return func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !told[text] {
+			told[text] = true
+			fmt.Fprintf(a.Stderr, "caisson: %s\n", ui.Line(text))
+		}
+	}
 }
 
 // pathValue collects the uses of all path flags in their order.
@@ -127,6 +175,7 @@ func (f *policyFlags) policy(abs func(string) string) (application.Policy, error
 		}
 		p.Env = append(p.Env, domain.EnvRule{Name: name, Value: value, Literal: literal, Secret: true, Why: "--env"})
 	}
+	p.Origins = f.origins(p)
 	p.Limits = domain.Limits{MemoryBytes: uint64(f.memory), Pids: f.pids, CPUs: f.cpus}
 	for _, name := range f.waive {
 		property, err := domain.ParseProperty(name)
@@ -167,6 +216,35 @@ func upper(s string) byte {
 func (b *byteSize) String() string { return strconv.FormatUint(uint64(*b), 10) }
 
 func (*byteSize) Type() string { return "size" }
+
+// origins says which flag put what there.
+func (f *policyFlags) origins(p application.Policy) map[string]string {
+	origins := map[string]string{}
+	for _, port := range p.ConnectTCP {
+		origins[fmt.Sprintf("tcp connect %d", port)] = "--connect-tcp"
+	}
+	for _, d := range p.Destinations {
+		origins["tcp connect "+netip.AddrPortFrom(d.Addr().Unmap(), d.Port()).String()] = "--connect"
+	}
+	for _, port := range p.BindTCP {
+		origins[fmt.Sprintf("tcp bind %d", port)] = "--bind-tcp"
+	}
+	if p.UDP {
+		origins["udp allow"] = "--udp"
+	}
+	if p.UnixSockets != domain.UnixSocketsDeny {
+		origins["unix sockets "+p.UnixSockets.String()] = "--unix-sockets"
+	}
+	for _, w := range p.Waivers {
+		origins["waive "+string(w)] = "--waive"
+	}
+	for flag, limit := range map[string]string{"memory": "memory", "pids": "pids", "cpus": "cpus", "timeout": "timeout", "idle-timeout": "idle"} {
+		if f.said.Changed(flag) {
+			origins["limit "+limit] = "--" + flag
+		}
+	}
+	return origins
+}
 
 // portNumbers parses port numbers. Port 0, which is any free port, can only be bound.
 func portNumbers(flag string, values []string, least uint64) ([]uint16, error) {

@@ -70,6 +70,7 @@ func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
 	if r.Policy, err = f.policy(a.abs); err != nil {
 		return r, err
 	}
+	r.PolicySource = f.source(a)
 	r.Policy.Limits.WallClock, r.Policy.Limits.Idle = f.timeout, f.idle
 	if r.DirectAPI, r.CredentialFiles, err = f.gateway.parse(a.abs); err != nil {
 		return r, err

@@ -84,6 +84,7 @@ func (f *shellFlags) request(a *app, argv []string) (application.TerminalRequest
 	if r.Policy, err = f.policy(a.abs); err != nil {
 		return r, err
 	}
+	r.PolicySource = f.source(a)
 	if r.DirectAPI, r.CredentialFiles, err = f.gateway.parse(a.abs); err != nil {
 		return r, err
 	}

@@ -93,6 +93,7 @@ type verification struct {
 	app     *app
 	flags   verifyFlags
 	policy  application.Policy
+	source  ports.PolicySource
 	partial bool // layers are left out
 	stage   *escape.Stage
 	caisson *composition.Caisson
@@ -112,6 +113,14 @@ func (a *app) verify(ctx context.Context, flags verifyFlags) (err error) {
 	if v.policy, err = flags.policy.policy(a.abs); err != nil {
 		return usageError{err}
 	}
+	if source := flags.policy.source(a); source != nil {
+		if err := a.needDir(); err != nil {
+			return usageError{err}
+		}
+		if v.source, err = elsewhere(source, a.Dir); err != nil {
+			return failure{err}
+		}
+	}
 	if len(flags.layers) > 0 {
 		off, err := leftOut(flags.layers)
 		if err != nil {
@@ -129,6 +138,34 @@ func (a *app) verify(ctx context.Context, flags verifyFlags) (err error) {
 		return failure{err}
 	}
 	return v.tell(time.Since(begun))
+}
+
+// policyElsewhere is a policy for another workspace than the one that is asked
+// about.
+type policyElsewhere struct {
+	source ports.PolicySource
+	dir    string
+}
+
+// elsewhere returns the policy for a directory, for commands that run in others:
+// the suite has a workspace of its own, in which there is no policy.
+func elsewhere(source ports.PolicySource, dir string) (ports.PolicySource, error) {
+	canonical, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, err
+	}
+	return policyElsewhere{source, canonical}, nil
+}
+
+// FindPolicy implements ports.PolicySource.
+func (p policyElsewhere) FindPolicy(ctx context.Context, place ports.PolicyPlace) (ports.FoundPolicy, error) {
+	place.Workspace = p.dir
+	found, err := p.source.FindPolicy(ctx, place)
+	if access := found.Policy.Workspace; access != 0 {
+		found.Policy.Rules = append(found.Policy.Rules, domain.PathRule{Path: p.dir, Access: access, Why: "workspace"})
+		found.Policy.Workspace = 0
+	}
+	return found, err
 }
 
 // run makes a place, verifies in it, and takes it away again.
@@ -247,14 +284,15 @@ const (
 )
 
 func (v *verification) request(argv []string, dir string) application.ExecRequest {
-	return application.ExecRequest{Argv: argv, Dir: dir, Policy: v.policy}
+	return application.ExecRequest{Argv: argv, Dir: dir, Policy: v.policy, PolicySource: v.source}
 }
 
 // child runs a child of the suite.
 func (v *verification) child(ctx context.Context, confined bool, dir string, argv []string) (escape.Ended, error) {
 	request := v.request(argv, dir)
 	if !confined {
-		request.Policy, request.Sandbox = application.Policy{}, application.SandboxOff("the companion of an attempt")
+		request.Policy, request.PolicySource = application.Policy{}, nil
+		request.Sandbox = application.SandboxOff("the companion of an attempt")
 	}
 	var out bytes.Buffer
 	request.Stdio = ports.Stdio{Out: &out}
