@@ -9,8 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/tests/testkit"
@@ -84,6 +87,25 @@ func TestLeftoversAreEnded(t *testing.T) {
 			}
 			require.NoError(t, s.EndLeftover(t.Context(), left), "twice")
 		})
+	}
+}
+
+// A process in the middle of an exec shows no mark; one that execs all the time is
+// found all the same.
+func TestAProcessBetweenTwoProgramsIsFound(t *testing.T) {
+	dir := tempDir(t)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "again"), []byte("#!/bin/sh\nexec \"$0\"\n"), 0o700))
+	for range 20 {
+		require.NoError(t, os.RemoveAll(filepath.Join(dir, "a")))
+		run := startTurn(t, NewSpawner(Config{}), TurnSpec{
+			Line: shLine(dir, domain.Unconfined("test"), "(setsid sh -c 'echo $$ > a; exec ./again' &); while ! [ -s a ]; do :; done"), Graces: quick,
+		})
+		pid := readPid(t, filepath.Join(dir, "a"))
+		_, _, _ = collect(t, run)
+		// What was killed may be on its way out, where it has no environment either.
+		if !assert.Eventually(t, func() bool { return !alive(pid) }, time.Second, time.Millisecond) {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
 	}
 }
 

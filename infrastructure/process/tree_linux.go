@@ -228,7 +228,12 @@ func (t tree) find() (members []member, vanished bool) {
 		if !ok || pid <= 1 || depth > len(stats) {
 			return false
 		}
-		yes := pid == root || st.session == root || st.pgrp == root || belongs(st.ppid, depth+1) || t.marks(pid)
+		yes := pid == root || st.session == root || st.pgrp == root || belongs(st.ppid, depth+1)
+		if !yes {
+			var between bool
+			yes, between = t.marks(pid)
+			vanished = vanished || between && st.ppid != kthreadd
+		}
 		in[pid] = yes
 		return yes
 	}
@@ -251,7 +256,7 @@ func (t tree) find() (members []member, vanished bool) {
 // has repeats for one process what find found.
 func (t tree) has(pid int) bool {
 	for st, ok := readStat(pid); ok && pid > 1; st, ok = readStat(pid) {
-		if pid == t.root || st.session == t.root || st.pgrp == t.root || t.marks(pid) {
+		if marked, _ := t.marks(pid); marked || pid == t.root || st.session == t.root || st.pgrp == t.root {
 			return true
 		}
 		pid = st.ppid
@@ -259,13 +264,33 @@ func (t tree) has(pid int) bool {
 	return false
 }
 
-func (t tree) marks(pid int) bool {
+// marks reports whether a process has the mark, or whether it is between two
+// programs, in the middle of execve(2), where it shows neither environment nor
+// arguments. So do the kernel's threads, always.
+func (t tree) marks(pid int) (yes, between bool) {
 	if t.mark == "" {
-		return false
+		return false, false
 	}
-	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	return err == nil && bytes.Contains(env, []byte(markName+"="+t.mark))
+	dir := "/proc/" + strconv.Itoa(pid)
+	// An environment that is empty while there are arguments may have been looked
+	// at just before they came: it is empty only if it stays so.
+	for range 3 {
+		env, err := os.ReadFile(dir + "/environ")
+		if err != nil {
+			return false, errors.Is(err, unix.ESRCH) // it is on its way out
+		}
+		if len(env) > 0 {
+			return bytes.Contains(env, []byte(markName+"="+t.mark)), false
+		}
+		if args, err := os.ReadFile(dir + "/cmdline"); err == nil && len(args) == 0 {
+			return false, true
+		}
+	}
+	return false, false
 }
+
+// kthreadd is the parent of the kernel's threads.
+const kthreadd = 2
 
 // allPids returns all process ids, in ascending order as /proc lists them.
 func allPids() []int {
