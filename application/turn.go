@@ -160,6 +160,7 @@ func (t *Turn) record() {
 		}
 		t.feed.put(e)
 	}
+	denied := denials{plan: t.session.plan, workspace: t.session.Workspace(), said: map[string]bool{}}
 	for reply, err := range t.inner.Events() {
 		begin()
 		if err != nil {
@@ -180,6 +181,9 @@ func (t *Turn) record() {
 		default: // recorded as it is
 		}
 		keep(reply)
+		for _, note := range denied.notes(printed(reply)) {
+			keep(note)
+		}
 	}
 	for _, reply := range t.session.metered() {
 		keep(reply)
@@ -221,6 +225,18 @@ func (t *Turn) finish(claim *domain.Final, planted []domain.Planted, fault, stor
 		slog.String("outcome", string(final.Outcome)), slog.Duration("took", t.elapsed()), slog.Uint64("events", event.Seq-t.first+1))
 	t.final = event
 	t.err = errors.Join(fault, err)
+}
+
+// printed is what an event has of a tool's output, or of the agent's own.
+func printed(r domain.ReplyEvent) string {
+	switch r := r.(type) {
+	case domain.ToolResult:
+		return r.Output
+	case domain.Log:
+		return r.Line
+	default:
+		return ""
+	}
 }
 
 // planted says what the turn has changed that could run something later, once

@@ -170,10 +170,13 @@ const (
 	NoticeCompaction NoticeClass = "compaction"
 	NoticeWarning    NoticeClass = "warning"
 	NoticeInfo       NoticeClass = "info"
+	// NoticeDenial: a permission error that a tool printed is the plan's doing. It is
+	// Caisson's own.
+	NoticeDenial NoticeClass = "denial"
 )
 
-// Notice is something that the agent tells about its own working, or the model
-// gateway about the agent's requests.
+// Notice is something that the agent tells about its own working, the model
+// gateway about the agent's requests, or Caisson about a denial.
 type Notice struct {
 	Class   NoticeClass
 	Message string

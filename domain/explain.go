@@ -148,3 +148,34 @@ func smallestSet(a Access) Access {
 	}
 	return a
 }
+
+// Hint is the explanation in one sentence, with the change that would allow what
+// is denied.
+func (e Explanation) Hint() string {
+	if e.Allowed {
+		return "the plan allows to " + e.Question + ": " + e.Because
+	}
+	hint := "the plan denies to " + e.Question + ": " + e.Because
+	if !e.Change.IsZero() {
+		hint += "; to allow it, grant " + e.Change.String()
+	}
+	return hint
+}
+
+// String lists what the change adds.
+func (c Change) String() string {
+	var parts []string
+	for _, r := range c.Rules {
+		parts = append(parts, r.Access.String()+" on "+word(r.Path))
+	}
+	for _, d := range c.Destinations {
+		parts = append(parts, "TCP to "+d.String())
+	}
+	for _, p := range c.ConnectTCP {
+		parts = append(parts, fmt.Sprintf("TCP port %d on every host", p))
+	}
+	if c.UnixSockets != UnixSocketsDeny {
+		parts = append(parts, "unix sockets: "+c.UnixSockets.String())
+	}
+	return strings.Join(parts, ", ")
+}

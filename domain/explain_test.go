@@ -1,6 +1,7 @@
 package domain
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -89,4 +90,16 @@ func TestChangeIsACopy(t *testing.T) {
 	after := before.Grant("/a", AccessExecute)
 	require.Equal(t, AccessRead, before.Rules[0].Access)
 	require.Equal(t, AccessReadExec, after.Rules[0].Access)
+}
+
+func TestHint(t *testing.T) {
+	e := ExplainFile(`read "/a b"`, []Need{{Place: "/a b", Access: AccessReadFile, Missing: AccessReadFile}})
+	require.Equal(t, `the plan denies to read "/a b": nothing grants {read_file} on /a b; to allow it, grant read on "/a b"`, e.Hint())
+	e.Change = Change{}
+	require.Equal(t, `the plan denies to read "/a b": nothing grants {read_file} on /a b`, e.Hint())
+	require.Equal(t, "the plan allows to x: y", Explanation{Question: "x", Because: "y", Allowed: true}.Hint())
+	require.Equal(t, "read on /a, TCP to 127.0.0.1:1, TCP port 2 on every host, unix sockets: own", Change{
+		Rules: []PathRule{{Path: "/a", Access: AccessRead}}, Destinations: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")},
+		ConnectTCP: []uint16{2}, UnixSockets: UnixSocketsOwn,
+	}.String())
 }

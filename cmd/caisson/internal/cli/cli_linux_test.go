@@ -513,6 +513,18 @@ func TestADestinationIsOneHost(t *testing.T) {
 	require.Contains(t, got.stdout, "connected to "+there.Addr().String(), "the companion: a port is granted on every host")
 }
 
+func TestADenialIsExplained(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	b := newBench(t)
+	outside := filepath.Join(t.TempDir(), "outside")
+	require.NoError(t, os.WriteFile(outside, nil, 0o600))
+	got := b.run("run", "--agent", "claude", "#caisson-script\nsh cat "+outside+"\nsh cat nothing-there\n")
+	require.Contains(t, got.stdout, "denial: the plan denies to read \""+outside+"\"")
+	require.Equal(t, 1, strings.Count(got.stdout, "denial:"), got.stdout)
+	got = b.run("run", "--agent", "claude", "--ro", outside, "#caisson-script\nsh cat "+outside+"\n")
+	require.NotContains(t, got.stdout, "denial:")
+}
+
 func TestTripwires(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	testkit.NoLeaks(t)

@@ -1,0 +1,147 @@
+package application
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+// The most that is looked at, and said, of what tools print: it is the agent's
+// text.
+const (
+	maxDenialText  = 64 << 10 // bytes of one output
+	maxDenialNotes = 8        // in a turn
+	maxDenialTries = 32       // paths that are asked about in one output
+)
+
+// denials finds permission errors in what tools print and says which of them are
+// the plan's doing. It is used by one turn.
+type denials struct {
+	plan      domain.SandboxPlan
+	workspace string
+	said      map[string]bool
+}
+
+// notes returns what there is to say about a tool's output: only of paths that
+// stand in it, and only if the plan really denies what was tried. What a file's
+// mode denies is none of its business.
+func (d *denials) notes(output string) []domain.ReplyEvent {
+	if !d.plan.IsConfined() || len(d.said) >= maxDenialNotes {
+		return nil
+	}
+	var notes []domain.ReplyEvent
+	tries := maxDenialTries
+	for line := range strings.Lines(output[:min(len(output), maxDenialText)]) {
+		if !deniedLine(line) {
+			continue
+		}
+		for _, path := range pathsIn(line) {
+			if tries--; tries < 0 || len(d.said) >= maxDenialNotes {
+				return notes
+			}
+			if !filepath.IsAbs(path) {
+				path = filepath.Join(d.workspace, path)
+			}
+			if e, ok := d.explain(line, path); ok && !d.said[e.Question] {
+				d.said[e.Question] = true
+				notes = append(notes, domain.Notice{Class: domain.NoticeDenial, Message: e.Hint()})
+			}
+		}
+	}
+	return notes
+}
+
+// deniedLine reports whether a line is of a permission error, as C libraries,
+// Node and Rust print EACCES, which is what Landlock gives.
+func deniedLine(line string) bool {
+	return strings.Contains(line, "ermission denied") || strings.Contains(line, "EACCES")
+}
+
+// opWords lead from what a message says was tried to what is asked, the first that
+// fits. Without one it may have been reading or writing.
+var opWords = []struct {
+	word string
+	ops  []domain.FileOp
+}{
+	{"unlink", []domain.FileOp{domain.OpDelete}},
+	{"remove", []domain.FileOp{domain.OpDelete}},
+	{"rmdir", []domain.FileOp{domain.OpDelete}},
+	{"create", []domain.FileOp{domain.OpCreate, domain.OpWrite}},
+	{"mkdir", []domain.FileOp{domain.OpCreate}},
+	{"touch", []domain.FileOp{domain.OpCreate, domain.OpWrite}},
+	{"write", []domain.FileOp{domain.OpWrite, domain.OpCreate}},
+	{"exec", []domain.FileOp{domain.OpExec}},
+	{"spawn", []domain.FileOp{domain.OpExec}},
+	{"", []domain.FileOp{domain.OpRead, domain.OpWrite, domain.OpCreate, domain.OpExec}},
+}
+
+// explain returns why the plan denies what the line tells of.
+func (d *denials) explain(line, path string) (domain.Explanation, bool) {
+	for _, w := range opWords {
+		if !strings.Contains(line, w.word) {
+			continue
+		}
+		_, missing := os.Lstat(path)
+		for _, op := range w.ops {
+			if missing != nil && op != domain.OpCreate {
+				continue // it would have been another error
+			}
+			e, err := ExplainFile(d.plan, op, path, "")
+			if invalid := new(domain.InvalidError); errors.As(err, &invalid) {
+				continue // it makes no sense for what is there
+			}
+			if err != nil {
+				return domain.Explanation{}, false // there is no such place
+			}
+			if !e.Allowed {
+				return e, true
+			}
+		}
+		return domain.Explanation{}, false
+	}
+	return domain.Explanation{}, false
+}
+
+// pathsIn returns what looks like a path in a line: what stands in quotes, and
+// words with a slash.
+func pathsIn(line string) []string {
+	var paths []string
+	add := func(s string) {
+		if s = strings.TrimRight(s, ".,:;)]"); strings.Contains(s, "/") && !strings.Contains(s, "\x00") && !strings.Contains(s, "://") {
+			paths = append(paths, s)
+		}
+	}
+	rest := line
+	for {
+		i := strings.IndexAny(rest, "'\"`‘“")
+		if i < 0 {
+			break
+		}
+		open, size := rune(0), 0
+		for _, r := range rest[i:] {
+			open, size = r, len(string(r))
+			break
+		}
+		closing := map[rune]string{'‘': "’", '“': "”"}[open]
+		if closing == "" {
+			closing = string(open)
+		}
+		words := rest[:i]
+		quoted, after, found := strings.Cut(rest[i+size:], closing)
+		if !found {
+			break
+		}
+		for _, w := range strings.Fields(words) {
+			add(w)
+		}
+		add(quoted)
+		rest = after
+	}
+	for _, w := range strings.Fields(rest) {
+		add(w)
+	}
+	return paths
+}

@@ -1,0 +1,81 @@
+package application
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/domain"
+)
+
+func TestDenialsOfThePlanAreExplained(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	workspace := filepath.Join(dir, "workspace")
+	require.NoError(t, os.Mkdir(workspace, 0o700))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "tools"), 0o700))
+	secret, tool, inside := filepath.Join(dir, "secret"), filepath.Join(dir, "tools", "tool"), filepath.Join(workspace, "file")
+	for _, f := range []string{secret, tool, inside, filepath.Join(dir, "with space")} {
+		require.NoError(t, os.WriteFile(f, nil, 0o700))
+	}
+	plan := domain.NewSandboxPlan("test").WithRules(
+		domain.PathRule{Path: workspace, Access: domain.AccessReadWriteExec, Why: "workspace"},
+		domain.PathRule{Path: filepath.Dir(tool), Access: domain.AccessRead, Why: "--ro"},
+	)
+	for name, c := range map[string]struct{ output, says string }{
+		"cat":           {"cat: " + secret + ": Permission denied", `read "` + secret},
+		"ls":            {"ls: cannot open directory '" + dir + "': Permission denied", `read "` + dir},
+		"dash":          {"sh: 1: cannot create " + dir + "/new: Permission denied", `create "` + dir + "/new"},
+		"touch":         {"touch: cannot touch '" + dir + "/new': Permission denied", `create "` + dir + "/new"},
+		"GNU mkdir":     {"mkdir: cannot create directory ‘" + dir + "/new’: Permission denied", `create "` + dir + "/new"},
+		"rm":            {"rm: cannot remove '" + secret + "': Permission denied", `delete "` + secret},
+		"bash runs":     {"bash: " + tool + ": Permission denied", `write "` + tool}, // or runs: the shell does not say
+		"python":        {"PermissionError: [Errno 13] Permission denied: '" + secret + "'", `read "` + secret},
+		"node":          {"Error: EACCES: permission denied, open '" + secret + "'\n  errno: -13", `read "` + secret},
+		"node runs":     {"Error: spawn " + tool + " EACCES", `exec "` + tool},
+		"a space":       {"cat: '" + dir + "/with space': Permission denied", `read "` + dir + "/with space"},
+		"go":            {"open " + secret + ": permission denied", `read "` + secret},
+		"rust":          {"Error: Os { code: 13, kind: PermissionDenied, message: \"Permission denied\" } " + secret, `read "` + secret},
+		"relative":      {"cat: ../secret: Permission denied", `read "` + secret},
+		"a URL":         {"https://example.org/x: Permission denied", ""},
+		"not a denial":  {"cat: " + secret + ": No such file or directory", ""},
+		"not the plan":  {"cat: " + inside + ": Permission denied", ""},
+		"no such place": {"cat: /nonexistent/at/all: Permission denied", ""},
+		"no path":       {"Permission denied", ""},
+		"NUL":           {"cat: /\x00/: Permission denied", ""},
+		"an open quote": {"it's " + secret + ": Permission denied", `read "` + secret},
+	} {
+		d := denials{plan: plan, workspace: workspace, said: map[string]bool{}}
+		notes := d.notes(c.output)
+		if c.says == "" {
+			require.Empty(t, notes, name)
+			continue
+		}
+		require.Len(t, notes, 1, "%s: %v", name, notes)
+		n, ok := notes[0].(domain.Notice)
+		require.True(t, ok)
+		require.Equal(t, domain.NoticeDenial, n.Class)
+		require.Contains(t, n.Message, "the plan denies to "+c.says, name)
+		require.Contains(t, n.Message, "to allow it, grant ", name)
+		require.Empty(t, d.notes(c.output), "%s: once is enough", name)
+	}
+	off := denials{plan: domain.Unconfined("test"), workspace: workspace, said: map[string]bool{}}
+	require.Empty(t, off.notes("cat: "+secret+": Permission denied"))
+}
+
+func TestDenialsAreBounded(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	var output strings.Builder
+	for i := range 1000 {
+		output.WriteString("touch: " + filepath.Join(dir, strings.Repeat("x", i%50+1)) + ": Permission denied\n")
+	}
+	d := denials{plan: domain.NewSandboxPlan("test"), workspace: dir, said: map[string]bool{}}
+	require.Len(t, d.notes(output.String()), maxDenialNotes)
+	require.Empty(t, d.notes("cat: "+dir+": Permission denied"))
+	d = denials{plan: domain.NewSandboxPlan("test"), workspace: dir, said: map[string]bool{}}
+	require.Empty(t, d.notes(strings.Repeat(" ", maxDenialText)+"\ncat: "+dir+": Permission denied"), "too far behind")
+}
