@@ -356,7 +356,8 @@ func (l *launch) buildPlan(context.Context) error {
 			WithEnv(l.env...).WithEnv(l.fragment.Env...).
 			WithConnectTCP(l.fragment.ConnectTCP...).
 			WithUDP(l.fragment.UDP != "").
-			WithWaivers(l.fragment.Waivers...)
+			WithWaivers(l.fragment.Waivers...).
+			WithOrigins(l.needsOrigins())
 		if l.gated {
 			plan = l.withGateway(plan)
 			l.noteGateway()
@@ -389,6 +390,21 @@ func (l *launch) buildPlan(context.Context) error {
 	}
 	l.session = domain.RestoreAgentSession(l.record)
 	return nil
+}
+
+// needsOrigins says that it is the agent that needs what has no reason of its own.
+func (l *launch) needsOrigins() map[string]string {
+	origins := map[string]string{}
+	for _, port := range l.fragment.ConnectTCP {
+		origins[fmt.Sprintf("tcp connect %d", port)] = string(l.req.Agent) + ": its model API"
+	}
+	if l.fragment.UDP != "" {
+		origins["udp allow"] = string(l.req.Agent) + ": " + l.fragment.UDP
+	}
+	for _, w := range l.fragment.Waivers {
+		origins["waive "+string(w)] = string(l.req.Agent)
+	}
+	return origins
 }
 
 // completePlan adds the policy and the rules to a plan and checks the whole.

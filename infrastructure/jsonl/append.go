@@ -2,8 +2,10 @@ package jsonl
 
 import (
 	"bytes"
+	"maps"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -390,6 +392,12 @@ func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 		o.str("", string(w))
 	}
 	o.close(']')
+	o.open("origins", '{')
+	origins := p.Origins()
+	for _, grant := range slices.Sorted(maps.Keys(origins)) {
+		o.str(grant, origins[grant])
+	}
+	o.close('}')
 	o.strs("agent", agent)
 	return endLine(o, start)
 }

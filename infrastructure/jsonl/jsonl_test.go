@@ -332,7 +332,8 @@ func TestPlan(t *testing.T) {
 			domain.EnvRule{Name: "TOKENISH", Value: "hunter3", Literal: true},
 		).
 		WithLimits(domain.Limits{MemoryBytes: 1 << 30, Pids: 100, CPUs: 1.5, WallClock: time.Minute, Idle: time.Second}).
-		WithWaivers(domain.PropertyIPC, domain.PropertyUDP)
+		WithWaivers(domain.PropertyIPC, domain.PropertyUDP).
+		WithOrigins(map[string]string{"udp allow": "--udp", "tcp connect 443": "/w/.caisson.toml:3"})
 	require.NoError(t, plan.Validate())
 	line := jsonl.AppendPlan(nil, plan, []string{"inner sandbox off"})
 	require.NotContains(t, string(line), "hunter", "values of the environment are not shown")

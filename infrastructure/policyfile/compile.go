@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -316,6 +317,13 @@ func (f *file) putOrigin(line string, at spot) {
 	}
 }
 
+// What the standard library takes beyond the schema's forms, such as a port 080 or
+// a time of -.5h, is refused: one document has one meaning everywhere.
+var (
+	timePattern    = regexp.MustCompile(timeForm)
+	connectPattern = regexp.MustCompile(connectForm)
+)
+
 // connect adds a destination. A name would have to be resolved now, and might lead
 // elsewhere when it is used.
 func (f *file) connect(item *value, key string) {
@@ -325,7 +333,7 @@ func (f *file) connect(item *value, key string) {
 	}
 	for _, a := range addresses {
 		d, err := netip.ParseAddrPort(a)
-		if err != nil || d.Port() == 0 || d.Addr().IsUnspecified() || d.Addr().Zone() != "" {
+		if err != nil || !connectPattern.MatchString(item.text) || d.Port() == 0 || d.Addr().IsUnspecified() || d.Addr().Zone() != "" {
 			f.bad(item.at, key, fmt.Sprintf("%q is not the address of one host with a port", item.text),
 				"for example 127.0.0.1:8080, [::1]:8080 or localhost:8080; a name may lead elsewhere later, so resolve it yourself")
 			return
@@ -443,7 +451,7 @@ func last(s string) byte {
 func timeOf(s string) (d time.Duration, reason string) {
 	d, err := time.ParseDuration(s)
 	switch {
-	case err != nil:
+	case err != nil || !timePattern.MatchString(s):
 		return 0, fmt.Sprintf("%q is no time: write 90s, 10m or 1h30m", s)
 	case d <= 0:
 		return 0, fmt.Sprintf("%q is no limit: leave it out for none", s)

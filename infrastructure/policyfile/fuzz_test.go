@@ -26,6 +26,7 @@ func FuzzCompile(f *testing.F) {
 	for _, s := range seeds {
 		f.Add([]byte(s))
 	}
+	schema := published(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		place := testPlace()
 		place.Agent, place.Access = "claude", domain.AccessReadWriteExec
@@ -45,6 +46,7 @@ func FuzzCompile(f *testing.F) {
 		if err := plan.Validate(); err != nil {
 			t.Fatalf("a plan refuses it: %v", err)
 		}
+		requireSchema(t, schema, data)
 		text := string(data)
 		for _, r := range found.Policy.Rules {
 			name := filepath.Base(r.Path)

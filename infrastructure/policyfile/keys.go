@@ -67,10 +67,11 @@ func accessOf(word string) domain.Access {
 }
 
 const (
-	pathForm   = `^(/|\$\{)`
-	memoryForm = `^[1-9][0-9]*([KMGT](iB)?)?$`
-	timeForm   = `^([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$`
-	nameForm   = `^[^=\x00]+$`
+	pathForm    = `^(/|\$\{)`
+	memoryForm  = `^[1-9][0-9]*([KMGT](iB)?)?$`
+	timeForm    = `^([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$`
+	connectForm = `^(localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]):[1-9][0-9]*$`
+	nameForm    = `^[^=\x00]+$`
 )
 
 // sectionKeys are the keys of what a policy says, of the whole file and of a
@@ -113,7 +114,7 @@ func sectionKeys() []key {
 		table("paths", "Paths, by what is granted of them.", paths...),
 		table("network", "What can be reached.",
 			list("connect_tcp", "TCP ports that can be connected to, on any host.", port),
-			list("connect", "ADDRESS:PORT that can be connected to, each on that host alone; localhost is 127.0.0.1 and ::1.", key{kind: kindString, form: `^(localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]):[1-9][0-9]*$`}),
+			list("connect", "ADDRESS:PORT that can be connected to, each on that host alone; localhost is 127.0.0.1 and ::1.", key{kind: kindString, form: connectForm}),
 			list("bind_tcp", "TCP ports that can be listened on; 0 is any free one.", anyPort),
 			key{name: "udp", doc: "Allow UDP, to any host: what resolves names by DNS needs it.", kind: kindBool},
 			oneOf("unix_sockets", "Unix sockets that can be connected to.", "deny", "own", "allow"),
