@@ -112,6 +112,39 @@ func TestAStreamWithoutAFinalGetsOne(t *testing.T) {
 	require.Equal(t, domain.OutcomeProtocolError, final.Outcome)
 }
 
+// lateContext ends by its deadline between the next look at it and the one after.
+type lateContext struct {
+	context.Context
+	looks atomic.Int32 // that are left; 0 for many
+}
+
+func (c *lateContext) Err() error {
+	if c.looks.Load() > 0 && c.looks.Add(-1) == 0 {
+		c.looks.Store(1) // from now on
+		return context.DeadlineExceeded
+	}
+	return c.Context.Err()
+}
+
+func TestADeadlineThatComesWhileTheTurnEnds(t *testing.T) {
+	parent, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ctx := &lateContext{Context: parent}
+	r := newRig(t)
+	r.sessions.Play = func(context.Context, portstest.FakeTurn) portstest.FakeEnd {
+		ctx.looks.Store(2)
+		return portstest.FakeEnd{NoFinal: true}
+	}
+	turn, err := r.open(t).Send(ctx, "anything")
+	require.NoError(t, err)
+	var last domain.Event
+	for e, err := range turn.Events() {
+		require.NoError(t, err)
+		last = e
+	}
+	require.Equal(t, domain.OutcomeProtocolError, last.Reply.(domain.Final).Outcome)
+}
+
 func TestTheFirstOfSeveralFinalsCounts(t *testing.T) {
 	r := newRig(t)
 	r.sessions.Play = ending(

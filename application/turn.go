@@ -306,11 +306,12 @@ func (t *Turn) makeUp(cause, fault error) domain.Final {
 	switch {
 	case fault != nil:
 		end.Cause, end.Detail = domain.EndInternal, fault.Error()
+	case cause == nil: // it ended by itself, even if the context has ended since
 	case errors.As(cause, &timeout) && timeout.Idle:
 		end.Cause, end.Detail = domain.EndIdle, cause.Error()
 	case timeout != nil, errors.Is(cause, context.DeadlineExceeded), errors.Is(t.ctx.Err(), context.DeadlineExceeded):
 		end.Cause, end.Detail = domain.EndWallClock, cause.Error()
-	case cause != nil:
+	default:
 		end.Cause, end.Detail = domain.EndCancelled, cause.Error()
 	}
 	return domain.Conclude(nil, end)
