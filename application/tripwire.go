@@ -67,12 +67,19 @@ var tripwires = []tripwire{
 	{path: ".caisson.toml", runs: "Caisson takes the policy of later runs from it"},
 }
 
-// The most that is looked at. What is beyond counts by its size and time alone.
+// The most that is read: of files, and of each. What is beyond counts by its size
+// and time alone.
 const (
-	maxTripwireFiles = 4096
-	maxTripwireNames = 64 << 10 // directories included, for each tripwire
+	maxTripwireFiles = 1024
 	maxTripwireBytes = 1 << 20
 )
+
+// maxTripwireNames is the most names, directories included, that are looked at for
+// each tripwire. One that has more counts as changed, because it cannot be told.
+const maxTripwireNames = 64 << 10
+
+// tooMany stands for a tripwire of which not everything was looked at.
+const tooMany = "too many files"
 
 // trips is what the tripwires of a workspace looked like: by path, a digest of
 // what can run something.
@@ -99,6 +106,7 @@ func (s trips) look(root *os.Root, t tripwire) error {
 	names := 0
 	return fs.WalkDir(root.FS(), t.path, func(name string, entry fs.DirEntry, err error) error {
 		if names++; names > maxTripwireNames {
+			s[t.path] = tooMany
 			return fs.SkipAll
 		}
 		switch {
@@ -109,10 +117,8 @@ func (s trips) look(root *os.Root, t tripwire) error {
 			return fs.SkipDir
 		case entry.IsDir():
 			return nil
-		case len(s) >= maxTripwireFiles:
-			return fs.SkipAll
 		}
-		digest, err := digestOf(root, name, entry, t.of)
+		digest, err := digestOf(root, name, entry, t.of, len(s) < maxTripwireFiles)
 		if err != nil {
 			s.unreadable(name, err)
 		} else if digest != "" {
@@ -131,8 +137,9 @@ func (s trips) unreadable(name string, err error) {
 	}
 }
 
-// digestOf says what a file is, "" if nothing in it can run something.
-func digestOf(root *os.Root, name string, entry fs.DirEntry, of func([]byte) []byte) (string, error) {
+// digestOf says what a file is, "" if nothing in it can run something. Without
+// read, its content is not looked at.
+func digestOf(root *os.Root, name string, entry fs.DirEntry, of func([]byte) []byte, read bool) (string, error) {
 	info, err := entry.Info()
 	if err != nil {
 		return "", err
@@ -145,7 +152,7 @@ func digestOf(root *os.Root, name string, entry fs.DirEntry, of func([]byte) []b
 		return info.Mode().Type().String(), nil
 	}
 	mode := info.Mode().Perm().String()
-	if info.Size() > maxTripwireBytes {
+	if !read || info.Size() > maxTripwireBytes {
 		return fmt.Sprint(mode, info.Size(), info.ModTime().UnixNano()), nil
 	}
 	f, err := root.Open(name)
@@ -181,7 +188,7 @@ func (s trips) since(before trips) []domain.Planted {
 		switch old, ok := before[name]; {
 		case !ok:
 			add(name, "add")
-		case old != digest:
+		case old != digest, digest == tooMany:
 			add(name, "update")
 		}
 	}

@@ -3,6 +3,7 @@ package application
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -138,15 +139,46 @@ func TestTripwiresMindNothingThatIsPutInTheWay(t *testing.T) {
 	require.Len(t, got, 5, "and nothing behind the links")
 }
 
+// Many files in one place keep nothing that is in another from being seen, nor
+// what comes behind them.
 func TestTripwiresAreBounded(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(t, os.MkdirAll(filepath.Join(dir, ".idea"), 0o700))
-	for i := range maxTripwireFiles + 10 {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, ".idea", strings.Repeat("x", i%200+1)+"-"+string(rune('a'+i%26))+strings.Repeat("y", i/200)), nil, 0o600))
+	crowd := func(dir string, n int) {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, ".idea"), 0o700))
+		for i := range n {
+			f, err := os.Create(filepath.Join(dir, ".idea", strconv.Itoa(i)))
+			require.NoError(t, err)
+			require.NoError(t, f.Close())
+		}
 	}
-	seen, err := lookAtTripwires(dir)
+	got := change(t, nil, func(dir string) { crowd(dir, 10) })
+	require.Len(t, got, 10, "the companion")
+
+	dir := t.TempDir()
+	crowd(dir, maxTripwireFiles+10)
+	before, err := lookAtTripwires(dir)
 	require.NoError(t, err)
-	require.LessOrEqual(t, len(seen), maxTripwireFiles)
+	plant(t, dir, ".idea/zzz", "evil")
+	plant(t, dir, "package.json", `{"scripts":{"postinstall":"evil"}}`)
+	plant(t, dir, ".github/workflows/ci.yml", "on: push")
+	plant(t, dir, ".npmrc", "registry=evil")
+	now, err := lookAtTripwires(dir)
+	require.NoError(t, err)
+	var paths []string
+	for _, p := range now.since(before) {
+		paths = append(paths, p.Path)
+	}
+	require.Equal(t, []string{".github/workflows/ci.yml", ".idea/zzz", ".npmrc", "package.json"}, paths)
+
 	_, err = lookAtTripwires(filepath.Join(dir, "gone"))
 	require.Error(t, err)
+}
+
+// What is too much to be looked at is not taken for what it was.
+func TestATripwireWithTooManyFilesCountsAsChanged(t *testing.T) {
+	before := trips{".idea": tooMany, ".idea/a": "same"}
+	now := trips{".idea": tooMany, ".idea/a": "same"}
+	got := now.since(before)
+	require.Len(t, got, 1)
+	require.Equal(t, ".idea", got[0].Path)
+	require.Equal(t, "update", got[0].Kind)
 }
