@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -122,13 +123,22 @@ func (s *Supervisor) Close() error {
 		return nil
 	}
 	s.closed = true
-	for fd := range s.open {
-		// A socket that is not connected answers ENOTCONN, and its connect ends
-		// all the same.
-		_ = unix.Shutdown(fd, unix.SHUT_RDWR)
+	err := s.listener.Close()
+	for len(s.open) > 0 {
+		for fd := range s.open {
+			// A socket that is not connected answers ENOTCONN, and its connect ends
+			// all the same.
+			_ = unix.Shutdown(fd, unix.SHUT_RDWR)
+		}
+		s.mu.Unlock()
+		time.Sleep(closePause) //nolint:forbidigo // a connect that has not begun yet does not mind the shutdown, and nothing tells when it has
+		s.mu.Lock()
 	}
-	return s.listener.Close()
+	return err
 }
+
+// closePause is how long Close lets connects end before it looks again.
+const closePause = time.Millisecond
 
 // answer decides about one connect.
 func (s *Supervisor) answer(n *notification) error {

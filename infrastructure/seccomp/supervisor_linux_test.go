@@ -221,24 +221,57 @@ func TestAnAddressThatChangesGetsNowhereElse(t *testing.T) {
 	require.Less(t, succeeded, tries, "an attack on nothing")
 }
 
-// A connect that waits does not keep the supervisor from ending.
-func TestCloseEndsAConnectThatWaits(t *testing.T) {
-	testkit.NoLeaks(t)
-	// A listener whose queue is full: the next connect waits for a minute.
+// full returns the address of a listener whose queue is full: the next connect
+// waits for a minute.
+func full(t *testing.T) netip.AddrPort {
+	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	defer unix.Close(fd)
+	t.Cleanup(func() { _ = unix.Close(fd) })
 	require.NoError(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	require.NoError(t, unix.Listen(fd, 0))
 	name, err := unix.Getsockname(fd)
 	require.NoError(t, err)
-	full := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
+	to := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
 	for range 2 {
 		c, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		require.NoError(t, err)
-		defer unix.Close(c)
-		require.ErrorIs(t, unix.Connect(c, sockaddr(full)), unix.EINPROGRESS)
+		t.Cleanup(func() { _ = unix.Close(c) })
+		require.ErrorIs(t, unix.Connect(c, sockaddr(to)), unix.EINPROGRESS)
 	}
+	return to
+}
+
+// Nor does one that had not begun to wait when the supervisor was closed.
+func TestCloseEndsAConnectThatIsJustBeginning(t *testing.T) {
+	testkit.NoLeaks(t)
+	to := full(t)
+	pipe := make([]int, 2)
+	require.NoError(t, unix.Pipe2(pipe, unix.O_CLOEXEC))
+	defer unix.Close(pipe[1])
+	s, err := NewSupervisor(pipe[0], []netip.AddrPort{to})
+	require.NoError(t, err)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.True(t, s.begin(fd))
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.closed
+	}, 10*time.Second, time.Millisecond)
+	begun := time.Now()
+	require.Error(t, connect(fd, sockaddr(to)))
+	require.Less(t, time.Since(begun), 10*time.Second)
+	s.end(fd)
+	require.NoError(t, <-closed)
+}
+
+// A connect that waits does not keep the supervisor from ending.
+func TestCloseEndsAConnectThatWaits(t *testing.T) {
+	testkit.NoLeaks(t)
+	full := full(t)
 	begun := time.Now()
 	var got error
 	require.NoError(t, supervised(t, []netip.AddrPort{full}, func(s *Supervisor) {
