@@ -29,13 +29,14 @@ type Session struct {
 	id         domain.SessionID
 	fresh      bool // opened as a new session
 
-	mu      sync.Mutex
-	agent   *domain.AgentSession
-	current *Turn              // nil between turns
-	stopped bool               // closed, and nothing runs any more
-	readers int                // of turns' events
-	owed    *domain.Event      // a final that could not be put into the log yet
-	passed  ports.GatewayMeter // what events have told of the gateway
+	mu       sync.Mutex
+	agent    *domain.AgentSession
+	current  *Turn              // nil between turns
+	starting chan struct{}      // closed when Send has started a turn, or not; nil otherwise
+	stopped  bool               // closed, and nothing runs any more
+	readers  int                // of turns' events
+	owed     *domain.Event      // a final that could not be put into the log yet
+	passed   ports.GatewayMeter // what events have told of the gateway
 
 	// storing is held while the record is written or removed, so that no write
 	// overtakes another.
@@ -84,6 +85,10 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	}
 	s.mu.Lock()
 	number, err := s.agent.StartTurn()
+	over := make(chan struct{})
+	if err == nil {
+		s.starting = over
+	}
 	s.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -92,9 +97,13 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	inner, before, err := s.start(ctx, prompt)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer func() {
+		s.starting = nil
+		close(over)
+	}()
 	switch closed := s.agent.State() == domain.SessionClosed; {
 	case err != nil && closed:
-		return nil, err
+		return nil, errors.Join(err, s.agent.AbandonTurn()) // Close saves it
 	case err != nil:
 		err = errors.Join(err, s.agent.AbandonTurn())
 		s.mu.Unlock()
@@ -105,7 +114,7 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 		// Close came in between, and has seen to it that nothing runs, or its
 		// caller gave up waiting for that.
 		inner.Cancel(errSessionClosed)
-		return nil, fmt.Errorf("session %s: %w", s.id, domain.ErrClosed)
+		return nil, errors.Join(fmt.Errorf("session %s: %w", s.id, domain.ErrClosed), s.agent.AbandonTurn())
 	}
 	s.current = &Turn{
 		session: s, inner: inner, ctx: ctx, number: number, start: start, first: s.agent.NextSeq(),
@@ -193,7 +202,7 @@ func (s *Session) SendBlocking(ctx context.Context, prompt string) (domain.Final
 func (s *Session) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.agent.Close()
-	turn := s.current
+	turn, starting := s.current, s.starting
 	s.mu.Unlock()
 	var err error
 	if turn != nil {
@@ -203,6 +212,10 @@ func (s *Session) Close(ctx context.Context) error {
 	}
 	if err == nil {
 		err = s.structured.Close(ctx)
+	}
+	if err == nil && starting != nil {
+		// It gets no turn any more, and takes back what it noted of one.
+		err = await(ctx, starting)
 	}
 	if err == nil && turn != nil {
 		err = await(ctx, turn.done)

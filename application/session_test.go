@@ -582,6 +582,40 @@ func TestCloseDuringATurn(t *testing.T) {
 	})
 }
 
+// What nobody got is no turn: a resume does not find one to settle.
+func TestCloseWhileATurnIsStarting(t *testing.T) {
+	r := newRig(t)
+	var s *application.Session
+	closed := make(chan error, 1)
+	refused := errors.New("refused")
+	refuse := func(ports.Prompt) error {
+		go func() { closed <- s.Close(t.Context()) }()
+		for { // until it has begun
+			if _, err := s.Send(t.Context(), "say no"); !errors.Is(err, domain.ErrTurnInProgress) {
+				return refused
+			}
+		}
+	}
+	r.sessions.RefuseTurn = refuse
+	s = r.open(t)
+	_, err := s.Send(t.Context(), "say hello")
+	require.ErrorIs(t, err, refused)
+	require.NoError(t, <-closed)
+	require.Empty(t, r.left(t), "a session that never ran a turn")
+
+	r.sessions.RefuseTurn = nil
+	s = r.open(t)
+	play(t, s, "say hello")
+	r.sessions.RefuseTurn = refuse
+	_, err = s.Send(t.Context(), "say again")
+	require.ErrorIs(t, err, refused)
+	require.NoError(t, <-closed)
+	record, err := r.records.Load(t.Context(), s.ID())
+	require.NoError(t, err)
+	require.Equal(t, 1, record.Turns)
+	require.Nil(t, record.Live)
+}
+
 func TestASessionWithoutATurnLeavesNothing(t *testing.T) {
 	r := newRig(t)
 	s := r.open(t)

@@ -149,10 +149,13 @@ func (s *AgentSession) StartTurn() (int, error) {
 	return s.turns, nil
 }
 
-// AbandonTurn takes back a turn whose process never started.
+// AbandonTurn takes back a turn that nobody got: its process never started, or
+// the session was closed meanwhile, and then stays closed.
 func (s *AgentSession) AbandonTurn() error {
-	if err := s.step("abandon a turn", SessionReady, SessionRunning); err != nil {
-		return err
+	if s.state != SessionClosed {
+		if err := s.step("abandon a turn", SessionReady, SessionRunning); err != nil {
+			return err
+		}
 	}
 	s.turns--
 	s.live = nil

@@ -62,7 +62,7 @@ func TestTransitions(t *testing.T) {
 			}
 			return err
 		}, "start a turn", map[domain.SessionState]domain.SessionState{ready: running}},
-		"AbandonTurn": {(*domain.AgentSession).AbandonTurn, "abandon a turn", map[domain.SessionState]domain.SessionState{running: ready}},
+		"AbandonTurn": {(*domain.AgentSession).AbandonTurn, "abandon a turn", map[domain.SessionState]domain.SessionState{running: ready, closed: closed}},
 		"FinishTurn": {
 			func(s *domain.AgentSession) error {
 				return s.FinishTurn(domain.Final{Usage: domain.Usage{InputTokens: 5}})
