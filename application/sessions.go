@@ -224,8 +224,10 @@ func (o *Orchestrator) RemoveSession(ctx context.Context, id domain.SessionID) (
 		return err
 	}
 	if !slices.Contains(ids, id) {
-		_, err := o.store.Load(ctx, id)
-		return err
+		// Opening the log of one that is not there would make its place.
+		if _, err := o.store.Load(ctx, id); err != nil {
+			return err
+		}
 	}
 	return o.removeSession(ctx, id, func(domain.SessionRecord) bool { return true })
 }

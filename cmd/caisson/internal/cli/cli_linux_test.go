@@ -805,6 +805,20 @@ func TestVerifyIsRedWithoutALayer(t *testing.T) {
 	require.Contains(t, string(data), `<failure message="LEAKED`)
 }
 
+// There is no turn to stop or to kill.
+func TestVerifyIsInterrupted(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	b.program = testkit.FakeProgram()
+	b.signals = make(chan os.Signal, 1)
+	b.signals <- os.Interrupt
+	got := b.run("verify")
+	require.Equal(t, 130, got.code, got.stderr)
+	require.Equal(t, "caisson: interrupted by interrupt\n", got.stderr)
+	require.Empty(t, got.stdout)
+}
+
 func TestVerifyWhereNothingCanBeEnforced(t *testing.T) {
 	testkit.NoLeaks(t)
 	for name, opt := range map[string]composition.Option{

@@ -42,8 +42,11 @@ left of its processes is ended, and it gets its final event.`,
 	return cmd
 }
 
-// with runs f with an orchestrator that is closed afterwards.
+// with runs f with an orchestrator that is closed afterwards. A signal ends the
+// context that f gets.
 func (a *app) with(ctx context.Context, f func(context.Context, *application.Orchestrator) error) (err error) {
+	watch := a.watchPlain(ctx)
+	defer watch.stop()
 	caisson, err := a.compose(ctx)
 	if err != nil {
 		return failure{err}
@@ -53,7 +56,7 @@ func (a *app) with(ctx context.Context, f func(context.Context, *application.Orc
 			err = errors.Join(err, failure{closed})
 		}
 	}()
-	if err := f(ctx, caisson.Orchestrator); err != nil {
+	if err := f(watch.ctx, caisson.Orchestrator); err != nil {
 		return failure{err}
 	}
 	return nil
@@ -202,14 +205,12 @@ it goes on with what comes until no turn runs any more.`,
 		Args: oneID,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.with(cmd.Context(), func(ctx context.Context, o *application.Orchestrator) error {
-				watch := a.watchPlain(ctx)
-				defer watch.stop()
-				id, err := o.FindSession(watch.ctx, args[0], "")
+				id, err := o.FindSession(ctx, args[0], "")
 				if err != nil {
 					return err
 				}
 				give := a.sink(out.json)
-				for e, err := range o.Replay(watch.ctx, id, from, follow) {
+				for e, err := range o.Replay(ctx, id, from, follow) {
 					if err != nil {
 						return err
 					}

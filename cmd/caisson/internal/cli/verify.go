@@ -61,7 +61,7 @@ the sandbox cannot be enforced here.`,
   caisson verify --layers landlock        # what Landlock alone would let through`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			watch := a.watch(cmd.Context())
+			watch := a.watchPlain(cmd.Context())
 			defer watch.stop()
 			return a.verify(watch.ctx, flags)
 		},
