@@ -1,7 +1,6 @@
 package landlock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -110,7 +109,7 @@ func TestContract(t *testing.T) {
 					enforces = append(enforces, p)
 				}
 			}
-			features := portstest.EnforcerFeatures{Enforces: enforces, Spawn: spawn}
+			features := portstest.EnforcerFeatures{Enforces: enforces, Spawn: testkit.SpawnConfined}
 			if n == 1 {
 				features.Spawn = nil // no links between directories: the kit asks for them
 			}
@@ -126,7 +125,7 @@ func TestContractThroughRecorder(t *testing.T) {
 		r := portstest.NewRecordingEnforcer(New())
 		recorders = append(recorders, r)
 		return r
-	}, portstest.EnforcerFeatures{Enforces: []domain.Property{domain.PropertyFilesystem}, Spawn: spawn})
+	}, portstest.EnforcerFeatures{Enforces: []domain.Property{domain.PropertyFilesystem}, Spawn: testkit.SpawnConfined})
 	applied := 0
 	for _, r := range recorders {
 		require.Empty(t, r.Unclosed())
@@ -135,34 +134,6 @@ func TestContractThroughRecorder(t *testing.T) {
 		}
 	}
 	require.NotZero(t, applied)
-}
-
-// spawn starts the confinement's line from a throwaway thread and waits for it.
-func spawn(_ context.Context, c ports.Confinement) (domain.ExitStatus, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return domain.ExitStatus{}, err
-	}
-	defer null.Close()
-	type started struct {
-		p   *os.Process
-		err error
-	}
-	line := c.SpawnLine()
-	s := testkit.OnThrowawayThread(func() (s started) {
-		if s.err = c.Apply(); s.err == nil {
-			s.p, s.err = os.StartProcess(line.Path, line.Argv, &os.ProcAttr{Dir: line.Dir, Env: line.Env, Files: []*os.File{null, null, null}})
-		}
-		return s
-	})
-	if s.err != nil {
-		return domain.ExitStatus{}, s.err
-	}
-	state, err := s.p.Wait()
-	if err != nil {
-		return domain.ExitStatus{}, err
-	}
-	return domain.ExitStatus{Known: true, Code: state.ExitCode()}, nil
 }
 
 // attempts are operations below a directory that fixture has filled. Each is
@@ -317,7 +288,7 @@ func TestExecute(t *testing.T) {
 		c, err := New().Prepare(t.Context(), plan, domain.SpawnLine{Path: program, Argv: []string{"true"}, Dir: "/"})
 		require.NoError(t, err)
 		defer c.Close()
-		_, err = spawn(t.Context(), c)
+		_, err = testkit.SpawnConfined(t.Context(), c)
 		return err
 	}
 	require.NoError(t, run(domain.AccessReadExec))

@@ -1,7 +1,6 @@
 package sandbox_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -23,34 +22,6 @@ import (
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
-// spawn starts the confinement's line from a throwaway thread and waits for it.
-func spawn(_ context.Context, c ports.Confinement) (domain.ExitStatus, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return domain.ExitStatus{}, err
-	}
-	defer null.Close()
-	type started struct {
-		p   *os.Process
-		err error
-	}
-	line := c.SpawnLine()
-	s := testkit.OnThrowawayThread(func() (s started) {
-		if s.err = c.Apply(); s.err == nil {
-			s.p, s.err = os.StartProcess(line.Path, line.Argv, &os.ProcAttr{Dir: line.Dir, Env: line.Env, Files: []*os.File{null, null, null}})
-		}
-		return s
-	})
-	if s.err != nil {
-		return domain.ExitStatus{}, s.err
-	}
-	state, err := s.p.Wait()
-	if err != nil {
-		return domain.ExitStatus{}, err
-	}
-	return domain.ExitStatus{Known: true, Code: state.ExitCode()}, nil
-}
-
 func TestMain(m *testing.M) { testkit.MainWithFake(m) }
 
 func TestContract(t *testing.T) {
@@ -71,7 +42,7 @@ func TestContract(t *testing.T) {
 				program = "" // the newest and the one without a signal scope tell more
 			}
 			portstest.AssertEnforcerContract(t, func(testing.TB) ports.SandboxEnforcer { return sandbox.New(sandbox.WithABI(n)) },
-				portstest.EnforcerFeatures{Enforces: enforces, Spawn: spawn, Program: program})
+				portstest.EnforcerFeatures{Enforces: enforces, Spawn: testkit.SpawnConfined, Program: program})
 		})
 	}
 }

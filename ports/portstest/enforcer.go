@@ -34,7 +34,8 @@ type EnforcerFeatures struct {
 	// for a restricted thread can open none); let the goroutine return without
 	// ever unlocking, so that the runtime ends its thread; wait for the child
 	// elsewhere. If the goroutine runs on the process's main thread, which Go
-	// cannot end, keep it there and use another one.
+	// cannot end, keep it there and use another one. If c is a ports.Supervised,
+	// run its supervisor meanwhile: without it the child waits for ever.
 	//
 	// With nil the cases that need a child are skipped, and with them the proof
 	// that anything is really denied.
