@@ -493,9 +493,14 @@ func (c *compiler) refuseNarrower() {
 		if !g.written {
 			continue
 		}
-		wider := c.grants
+		wider := slices.Clone(c.grants)
 		if workspace.Access != 0 && strings.HasPrefix(g.raw, "${workspace}") {
-			wider = append(slices.Clone(wider), workspace)
+			wider = append(wider, workspace)
+		}
+		for variable, dir := range map[string]string{"${state}": c.place.State, "${tmp}": c.place.Temp} {
+			if strings.HasPrefix(g.raw, variable) {
+				wider = append(wider, grant{PathRule: domain.PathRule{Path: dir, Access: domain.AccessReadWriteExec, Why: "private"}})
+			}
 		}
 		for _, w := range wider {
 			if w.Access != g.Access && w.Access.Has(g.Access) && covers(w.Path, g.Path) {

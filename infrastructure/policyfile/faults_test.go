@@ -109,6 +109,7 @@ func TestFaults(t *testing.T) {
 		"exclamation":     {v + "[paths]\nrw = [\"/a\", \"!/a/b\"]", "P:3:13: paths.rw[1]: a policy only grants"},
 		"narrower":        {v + "[paths]\nrw = [\"/a\"]\nro = [\"/a/b\"]", "P:4:7: paths.ro[0]: read of /a/b adds nothing to read+write of /a (P:3), and a policy only grants"},
 		"in workspace":    {v + "workspace = \"rw\"\n[paths]\nro = [\"${workspace}/secret\"]", "P:4:7: paths.ro[0]: read of /w/app/secret adds nothing to read+write of /w/app (P:2), and a policy only grants"},
+		"in private":      {v + "[paths]\nro = [\"${tmp}/x\"]", "P:3:7: paths.ro[0]: read of /s/tmp/x adds nothing to read+write+exec of /s/tmp (private), and a policy only grants"},
 		"a host and all":  {v + "[network]\nconnect_tcp = [443]\nconnect = [\"1.2.3.4:443\"]", "P:4:12: network.connect[0]: connect_tcp grants port 443 on every host (P:3), so 1.2.3.4:443 narrows nothing; leave one of the two out"},
 		"deny an address": {v + "[network]\ndeny = [\"10.0.0.0/8\"]", "P:3:1: network.deny: a policy only grants"},
 

@@ -44,7 +44,7 @@ waive = ["udp"]
 ro = ["${home}/notes/"]
 optional_rwx = ["${state}/x", "/opt//tool"]
 [[paths.rule]]
-path = "${tmp}"
+path = "/run/x"
 rights = ["read_file", "make_sock"]
 optional = true
 
@@ -83,7 +83,7 @@ A = "codex"
 		{Path: "/home/u/notes", Access: domain.AccessRead, Why: main + ":9"},
 		{Path: "/s/state/x", Access: domain.AccessReadWriteExec, Presence: domain.Optional, Why: main + ":10"},
 		{Path: "/opt/tool", Access: domain.AccessReadWriteExec, Presence: domain.Optional, Why: main + ":10"},
-		{Path: "/s/tmp", Access: domain.AccessReadFile | domain.AccessMakeSock, Presence: domain.Optional, Why: main + ":12"},
+		{Path: "/run/x", Access: domain.AccessReadFile | domain.AccessMakeSock, Presence: domain.Optional, Why: main + ":12"},
 	}, p.Rules)
 	require.Equal(t, domain.AccessRead, p.Workspace, "what comes later counts")
 	require.Equal(t, []uint16{80, 443}, p.ConnectTCP)

@@ -2,7 +2,6 @@ package policyfile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -49,20 +48,53 @@ func (s *Source) FindPolicy(ctx context.Context, place ports.PolicyPlace) (ports
 		config = ConfigDir(s.LookupEnv)
 	}
 	var notes []string
-	if path := filepath.Join(place.Workspace, Name); place.Workspace != "" && exists(path) {
-		found, unused, err := s.workspaces(path, config, place)
-		if err != nil || unused == "" {
+	if place.Workspace != "" {
+		path := filepath.Join(place.Workspace, Name)
+		found, used, err := s.workspaces(path, config, place)
+		if used || err != nil {
 			return found, err
 		}
-		notes = append(notes, unused)
-		if s.Notice != nil {
-			s.Notice(unused)
+		if exists(path) {
+			unused := fmt.Sprintf("policy: %s is not used: you have not trusted it; %s", path, howToTrust(path))
+			if config == "" {
+				unused = fmt.Sprintf("policy: %s is not used: nothing can be trusted without a configuration directory; set HOME or XDG_CONFIG_HOME", path)
+			}
+			notes = append(notes, unused)
+			if s.Notice != nil {
+				s.Notice(unused)
+			}
 		}
 	}
 	found, err := s.users(config, place)
 	found.Notes = append(notes, found.Notes...)
 	return found, err
 }
+
+func howToTrust(path string) string {
+	return fmt.Sprintf("look at it with \"caisson policy show %s\", and trust it with \"caisson policy trust %s\"", path, path)
+}
+
+// ChangedError refuses a launch because the policy of its workspace is not as it
+// was when its user trusted it. To go on without it would be wider where the policy
+// narrowed something, and the agent can change it.
+type ChangedError struct {
+	Path string // of the policy
+	File string // what is not as it was: the policy, or what it extends
+	Err  error  // why it cannot be read; nil if it can
+}
+
+func (e *ChangedError) Error() string {
+	s := "policy: " + e.File + " is not as it was when you trusted " + e.Path
+	if e.File == e.Path {
+		s = "policy: " + e.Path + " is not as it was when you trusted it"
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return fmt.Sprintf("%s; %s, forget it with \"caisson policy untrust %s\", or pass --policy none", s, howToTrust(e.Path), e.Path)
+}
+
+func (e *ChangedError) Unwrap() error { return e.Err }
 
 // named returns the policy in File.
 func (s *Source) named(place ports.PolicyPlace) (ports.FoundPolicy, error) {
@@ -79,45 +111,30 @@ func (s *Source) named(place ports.PolicyPlace) (ports.FoundPolicy, error) {
 	return found, nil
 }
 
-// workspaces returns the policy in the workspace, or why it is not used.
-func (s *Source) workspaces(path, config string, place ports.PolicyPlace) (found ports.FoundPolicy, unused string, err error) {
-	content, err := read(path, false)
-	if err != nil {
-		return found, fmt.Sprintf("policy: %s is not used: %v", path, cause(err)), nil
-	}
-	ask := func(what string) string {
-		return fmt.Sprintf("policy: %s is not used: %s; look at it with \"caisson policy show %s\", and trust it with \"caisson policy trust %s\"", path, what, path, path)
-	}
+// workspaces returns the policy in the workspace, if it was ever trusted.
+func (s *Source) workspaces(path, config string, place ports.PolicyPlace) (found ports.FoundPolicy, used bool, err error) {
 	if config == "" {
-		return found, ask("nothing can be trusted without a configuration directory"), nil
+		return found, false, nil
 	}
 	trusted, err := NewTrust(config).Documents(path)
-	switch {
-	case err != nil:
-		return found, "", err
-	case trusted == nil:
-		return found, ask("you have not trusted it"), nil
-	case trusted[0].SHA256 != digest(content):
-		return found, ask("it has changed since you trusted it"), nil
+	if err != nil || trusted == nil {
+		return found, false, err
 	}
-	var changed *changedError
+	if _, err := read(path, false); err != nil {
+		return found, false, &ChangedError{Path: path, File: path, Err: cause(err)}
+	}
 	found, documents, err := load(path, place, false, func(d Document) error {
 		if !slices.Contains(trusted, d) {
-			return &changedError{d.Path}
+			return &ChangedError{Path: path, File: d.Path}
 		}
 		return nil
 	}, s.Replaced)
-	if errors.As(err, &changed) {
-		return ports.FoundPolicy{}, ask(changed.Error()), nil
+	if err != nil {
+		return ports.FoundPolicy{}, false, err
 	}
 	found.Notes = usedNotes(documents)
-	return found, "", err
+	return found, true, nil
 }
-
-// changedError is a file that is not as it was when it was trusted.
-type changedError struct{ path string }
-
-func (e *changedError) Error() string { return e.path + " has changed since you trusted it" }
 
 // users returns the user's own policy, if there is one.
 func (s *Source) users(config string, place ports.PolicyPlace) (ports.FoundPolicy, error) {

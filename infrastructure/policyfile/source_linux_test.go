@@ -99,7 +99,8 @@ func TestWhichFileIsUsed(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, found.Notes[1], named+" can be changed under the plan that it makes")
 
-	write(t, w.dir, Name, "version = 1\nnonsense = 1")
+	_, err = NewTrust(w.config).Remove(path)
+	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(users, []byte("nonsense"), 0o600))
 	_, err = w.find(Source{})
 	require.ErrorContains(t, err, users+":1:8: ", "a fault is no reason to go on without a policy")
@@ -121,23 +122,27 @@ func TestOnlyWhatWasTrustedIsUsed(t *testing.T) {
 	require.NoError(t, w.trust())
 	require.EqualValues(t, 2, w.port())
 
-	unused := func(want string) {
+	refused := func(file, why string) {
 		t.Helper()
-		require.Zero(t, w.port())
-		require.Len(t, w.notices, 1)
-		require.Contains(t, w.notices[0], want)
+		_, err := w.find(Source{})
+		var changed *ChangedError
+		require.ErrorAs(t, err, &changed)
+		require.Equal(t, path, changed.Path)
+		require.Equal(t, file, changed.File)
+		require.ErrorContains(t, err, why)
+		require.Empty(t, w.notices)
 	}
 	write(t, w.dir, Name, "version = 1\nextends = [\"base.toml\"]\n")
-	unused(path + " is not used: it has changed since you trusted it;")
+	refused(path, "policy: "+path+" is not as it was when you trusted it; look at it with \"caisson policy show "+path+"\", and trust it with")
 	write(t, w.dir, Name, "version = 1\nextends = [\"base.toml\"]")
 	require.EqualValues(t, 2, w.port(), "the same content again")
 
 	write(t, w.dir, "base.toml", port+"3]")
-	unused(base + " has changed since you trusted it")
+	refused(base, base+" is not as it was when you trusted "+path)
 	require.NoError(t, os.Remove(base))
 	other := write(t, w.dir, "other.toml", port+"2]")
 	require.NoError(t, os.Symlink(other, base))
-	unused(other + " has changed since you trusted it")
+	refused(other, other+" is not as it was")
 	require.NoError(t, os.Remove(base))
 	write(t, w.dir, "base.toml", port+"2]")
 	require.EqualValues(t, 2, w.port())
@@ -147,7 +152,9 @@ func TestOnlyWhatWasTrustedIsUsed(t *testing.T) {
 	write(t, second, Name, "version = 1\nextends = [\"../base.toml\"]")
 	first := w.dir
 	w.dir, w.place.Workspace = second, second
-	unused("you have not trusted it")
+	require.Zero(t, w.port())
+	require.Len(t, w.notices, 1)
+	require.Contains(t, w.notices[0], "you have not trusted it")
 	w.dir, w.place.Workspace = first, first
 
 	for name, plant := range map[string]func(){
@@ -156,17 +163,20 @@ func TestOnlyWhatWasTrustedIsUsed(t *testing.T) {
 		"directory": func() { require.NoError(t, os.Mkdir(path, 0o700)) },
 		"large":     func() { write(t, w.dir, Name, strings.Repeat("#", maxSize+1)) },
 		"dangling":  func() { require.NoError(t, os.Symlink("/nonexistent", path)) },
+		"nothing":   func() {},
 	} {
 		require.NoError(t, os.RemoveAll(path), name)
 		plant()
-		unused(path + " is not used: ")
-		if name != "directory" { // a link could be trusted by its name
-			require.Error(t, w.trust(), name)
-		}
+		refused(path, "is not as it was when you trusted it: ")
+		require.Error(t, w.trust(), name)
 	}
 	require.NoError(t, os.RemoveAll(path))
+	_, err := NewTrust(w.config).Remove(path)
+	require.NoError(t, err)
 	require.Zero(t, w.port())
 	require.Empty(t, w.notices)
+	require.NoError(t, syscall.Mkfifo(path, 0o600))
+	require.Zero(t, w.port(), "what was never trusted is not even opened")
 }
 
 func TestTrust(t *testing.T) {

@@ -85,6 +85,7 @@ func exitCode(err error) int {
 		spawn     *domain.SpawnError
 		interrupt interrupted
 		policy    *policyfile.Error
+		untrusted *policyfile.ChangedError
 	)
 	switch {
 	case errors.As(err, &code):
@@ -93,7 +94,7 @@ func exitCode(err error) int {
 		return silent.code
 	case errors.As(err, &interrupt), errors.Is(err, context.Canceled):
 		return exitCancelled
-	case errors.As(err, &strict), errors.As(err, &enforce), errors.As(err, &probe), errors.As(err, &changed), errors.Is(err, domain.ErrNoEnforcer):
+	case errors.As(err, &strict), errors.As(err, &enforce), errors.As(err, &probe), errors.As(err, &changed), errors.As(err, &untrusted), errors.Is(err, domain.ErrNoEnforcer):
 		return exitRefused
 	case errors.As(err, &noAgent), errors.As(err, &spawn), errors.Is(err, domain.ErrBusy):
 		return exitNoAgent
