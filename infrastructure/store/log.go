@@ -67,6 +67,9 @@ func (s *Store) Open(ctx context.Context, id domain.SessionID) (_ ports.SessionL
 		return nil, err
 	}
 	defer session.Close()
+	if err := sweep(session, recordFile); err != nil {
+		return nil, fmt.Errorf("session %s: remove what a writer that died left: %w", id, err)
+	}
 	file, err := openRegular(session, logFile, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of session %s: %w", id, err)

@@ -16,14 +16,17 @@ const (
 	// maxLine bounds a line. Each byte of an agent's longest line, 64 MiB, may
 	// take six.
 	maxLine = 512 << 20
-	// block is how much is read at once, and probe how much to find a line.
+	// block is how much is searched at once, and probe how much to find a line.
 	block = 64 << 10
 	probe = 4 << 10
+	// readAhead is how much a reader of events holds, also one that stalls in the
+	// middle: a thousand of them are to cost less than their sessions.
+	readAhead = 8 << 10
 )
 
-// readers holds readers that read a block at once: whoever falls behind a turn
-// that runs begins to read again and again.
-var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, block) }}
+// readers holds readers for the events: whoever falls behind a turn that runs
+// begins to read again and again.
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, readAhead) }}
 
 // tail finds the end of the last whole event of a log, and its head; what
 // follows was left unfinished. A line that ends with a newline and is no event

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/caisson-run/caisson/domain"
@@ -447,6 +448,20 @@ func replace(dir *os.Root, name string, data []byte) (err error) {
 		return err
 	}
 	return syncDir(dir)
+}
+
+// sweep removes what replace left of a process that was killed in it.
+func sweep(dir *os.Root, name string) error {
+	entries, err := fs.ReadDir(dir.FS(), ".")
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), name+".") {
+			// Whoever else may have been faster.
+			if gone := dir.Remove(e.Name()); !errors.Is(gone, fs.ErrNotExist) {
+				err = errors.Join(err, gone)
+			}
+		}
+	}
+	return err
 }
 
 // removeTree removes name and all below it. Tools leave directories behind that

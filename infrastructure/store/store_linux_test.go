@@ -471,3 +471,23 @@ func FuzzDecode(f *testing.F) {
 		require.Equal(t, r, back)
 	})
 }
+
+func TestOpenRemovesWhatASaveThatWasKilledLeft(t *testing.T) {
+	s := newStore(t)
+	dirs, err := s.Dirs(t.Context(), id)
+	require.NoError(t, err)
+	require.NoError(t, s.Save(t.Context(), domain.SessionRecord{ID: id, Kind: "claude"}))
+	place := filepath.Dir(dirs.State)
+	for _, name := range []string{"A", "B"} {
+		require.NoError(t, os.WriteFile(filepath.Join(place, "record.json."+name), []byte(`{"ver`), 0o600))
+	}
+	log, err := s.Open(t.Context(), id)
+	require.NoError(t, err)
+	require.NoError(t, log.Close())
+	left, err := filepath.Glob(filepath.Join(place, "record.json*"))
+	require.NoError(t, err)
+	require.Equal(t, []string{filepath.Join(place, "record.json")}, left)
+	r, err := s.Load(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, domain.AgentKind("claude"), r.Kind)
+}
