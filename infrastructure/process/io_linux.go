@@ -42,3 +42,13 @@ func readChunk(file *os.File, take func(buf *[frameHead + chunkSize]byte, n int)
 	}
 	return result
 }
+
+// unnamedFile makes a file that never has a name, so that nothing is left of it
+// whenever the process is killed. Not every file system can (open(2), O_TMPFILE).
+func unnamedFile(dir string) (*os.File, error) {
+	file, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
+		return unlinkedFile(dir)
+	}
+	return file, err
+}

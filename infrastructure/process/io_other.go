@@ -15,3 +15,5 @@ func readChunk(file *os.File, take func(buf *[frameHead + chunkSize]byte, n int)
 	}
 	return err
 }
+
+func unnamedFile(dir string) (*os.File, error) { return unlinkedFile(dir) }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -164,13 +166,17 @@ func (p *probe) prepare() error {
 	return nil
 }
 
+// probePrefix begins the names of a probe's files; the pid of its process follows.
+const probePrefix = ".caisson-probe-"
+
 // makeFile makes a file with a byte in it.
 func (p *probe) makeFile(in string) (string, error) {
 	dir, err := os.OpenRoot(in)
 	if err != nil {
 		return "", err
 	}
-	name := ".caisson-probe-" + rand.Text()
+	sweepProbes(dir)
+	name := fmt.Sprintf("%s%d-%s", probePrefix, os.Getpid(), rand.Text())
 	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return "", errors.Join(err, dir.Close())
@@ -178,6 +184,26 @@ func (p *probe) makeFile(in string) (string, error) {
 	p.files = append(p.files, probeFile{dir, name})
 	_, err = f.WriteString("x")
 	return f.Name(), errors.Join(err, f.Close())
+}
+
+// sweepProbes removes what a probe left that its process did not survive. An agent
+// can make files of such names too, and then it is those that go; it can also make
+// any number, so not all are looked at. What stays is in nobody's way.
+func sweepProbes(dir *os.Root) {
+	listing, err := dir.Open(".")
+	if err != nil {
+		return
+	}
+	defer listing.Close()
+	entries, _ := listing.ReadDir(1000)
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), probePrefix)
+		of, _, _ := strings.Cut(rest, "-")
+		pid, err := strconv.Atoi(of)
+		if ok && err == nil && pid > 0 && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			_ = dir.Remove(e.Name())
+		}
+	}
 }
 
 // listen listens on a port of the loopback interface that the plan does not let

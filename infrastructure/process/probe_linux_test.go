@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -379,4 +380,39 @@ func BenchmarkProbe(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// A process that is killed while it probes leaves its files, and the next probe
+// takes them away; those of a process that runs it leaves alone.
+func TestAProbeTakesAwayWhatADeadOneLeft(t *testing.T) {
+	testkit.RequireLandlock(t, 4)
+	b := newProbeBench(t)
+	cmd := exec.Command("/bin/true")
+	require.NoError(t, cmd.Run())
+	dead, alive := fmt.Sprintf(".caisson-probe-%d-X", cmd.Process.Pid), fmt.Sprintf(".caisson-probe-%d-X", os.Getppid())
+	for _, name := range []string{dead, alive} {
+		for _, dir := range []string{b.temp, b.spool} {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
+		}
+	}
+	_, err := NewSpawner(Config{Enforcer: sandbox.Default()}).Probe(context.Background(), b.spec(b.plan))
+	require.NoError(t, err)
+	for _, dir := range []string{b.temp, b.spool} {
+		require.NoFileExists(t, filepath.Join(dir, dead))
+		require.FileExists(t, filepath.Join(dir, alive))
+	}
+}
+
+// A file that has a name for a moment is left if the process is killed in it.
+func TestTheSpoolNeverHasAName(t *testing.T) {
+	dir := tempDir(t)
+	s, err := newSpool(dir, 1<<20)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.close()) }()
+	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", s.file.Fd()))
+	require.NoError(t, err)
+	require.True(t, strings.HasPrefix(name, filepath.Join(dir, "#")), "%s was a name", name)
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
 }

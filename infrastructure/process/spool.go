@@ -60,6 +60,18 @@ func (e *OutputLimitError) Error() string {
 }
 
 func newSpool(dir string, limit int64) (*spool, error) {
+	file, err := unnamedFile(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &spool{file: file, limit: limit, notify: make(chan struct{}, 1)}
+	s.touch()
+	return s, nil
+}
+
+// unlinkedFile makes a file and takes its name away. A process that is killed in
+// between leaves it.
+func unlinkedFile(dir string) (*os.File, error) {
 	file, err := os.CreateTemp(dir, "spool-")
 	if err != nil {
 		return nil, err
@@ -67,9 +79,7 @@ func newSpool(dir string, limit int64) (*spool, error) {
 	if err := os.Remove(file.Name()); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	s := &spool{file: file, limit: limit, notify: make(chan struct{}, 1)}
-	s.touch()
-	return s, nil
+	return file, nil
 }
 
 // append adds the n bytes of output that stand in the buffer behind the room
