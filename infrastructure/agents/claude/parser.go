@@ -108,10 +108,25 @@ func (p *parser) ParseEvent(line []byte) (ports.Parsed, error) {
 		}
 		p.event(&p.env)
 	}
-	if len(line) > keepLine || cap(p.env.blocks)+cap(p.env.rest) > keepElements {
-		p.r, p.sub, p.env = reader{}, reader{}, envelope{}
-	}
+	p.forget(len(line))
 	return p.out, nil
+}
+
+// forget lets go of a line: it may be a part of a buffer that others are waiting
+// for, while the agent says nothing for an hour.
+func (p *parser) forget(size int) {
+	if size > keepLine || cap(p.env.blocks)+cap(p.env.rest) > keepElements {
+		p.r, p.sub, p.env = reader{}, reader{}, envelope{}
+		return
+	}
+	p.r.reset(nil)
+	if p.sub.text != nil {
+		p.sub.reset(nil)
+	}
+	blocks, rest := p.env.blocks, p.env.rest
+	clear(blocks[:cap(blocks)])
+	clear(rest[:cap(rest)])
+	p.env = envelope{blocks: blocks[:0], rest: rest[:0]}
 }
 
 const interruptID = "caisson-interrupt"

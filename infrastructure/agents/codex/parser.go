@@ -83,6 +83,9 @@ func (p *parser) ParseEvent(line []byte) (ports.Parsed, error) {
 		read = p.dec.offset()
 		p.event(&ev, &out)
 	}
+	// The line may be a part of a buffer that others are waiting for, while the
+	// agent says nothing for an hour.
+	p.dec.reset(nil)
 	return out, nil
 }
 
