@@ -11,7 +11,7 @@ RACE := $(if $(or $(CI),$(shell command -v gcc || command -v clang)),-race,)
 
 # Packages whose tests depend on who runs them: as root they are run a second
 # time as an ordinary user.
-USER_PKGS := infrastructure/landlock infrastructure/privileges infrastructure/seccomp infrastructure/sandbox infrastructure/store infrastructure/process infrastructure/session infrastructure/terminal tests/e2e tests/crash
+USER_PKGS := infrastructure/landlock infrastructure/privileges infrastructure/seccomp infrastructure/sandbox infrastructure/store infrastructure/process infrastructure/session infrastructure/terminal tests/e2e tests/crash tests/soak
 
 EXAMPLES := $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
 CLIS     := tests/clis/node_modules/.package-lock.json
@@ -20,6 +20,9 @@ FUZZTIME ?= 30s
 COUNT    ?= 50
 KILLS    ?= 200
 SPAWNS   ?= 10000
+SESSIONS ?= 1000
+TURNS    ?= 10
+CRASHES  ?= 10
 
 .PHONY: build test test-short check fmt-check vet lint clis race user bench bench-full \
 	stress soak crash test-full fuzz examples generate-check clean
@@ -89,8 +92,8 @@ bench-full: ## every benchmark, ten times, one package at a time
 stress: ## the seven invariants COUNT times, as root and as a user; writes docs/stress.log
 	COUNT=$(COUNT) tools/stress.sh
 
-soak: ## SPAWNS confined spawns beside as many plain ones, as root and as a user; writes docs/soak.log
-	SPAWNS=$(SPAWNS) tools/soak.sh
+soak: ## SPAWNS confined spawns, then SESSIONS sessions at once, as root and as a user; writes docs/soak.log
+	SPAWNS=$(SPAWNS) SESSIONS=$(SESSIONS) TURNS=$(TURNS) CRASHES=$(CRASHES) tools/soak.sh
 
 crash: ## KILLS orchestrators killed at random moments, as root and as a user; writes docs/crash.log
 	KILLS=$(KILLS) tools/crash.sh

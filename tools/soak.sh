@@ -1,19 +1,24 @@
 #!/usr/bin/env bash
 # Runs the soak of infrastructure/process with SPAWNS confined spawns (default
 # 10000) and as many plain ones from 64 goroutines, on all processors and with
-# GOMAXPROCS=1: as the user who calls it and, if that is root, as uid 65534 too.
-# The first failure, and any skip, ends it with the output; otherwise
-# docs/soak.log tells what was run and what came out.
+# GOMAXPROCS=1; and that of tests/soak with SESSIONS sessions at once (default
+# 1000) of TURNS turns (10), in an orchestrator that is killed CRASHES times (10):
+# as the user who calls it and, if that is root, as uid 65534 too. SPAWNS=0 and
+# SESSIONS=0 leave one of them out. The first failure, and any skip, ends it with
+# the output; otherwise docs/soak.log tells what was run and what came out.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 spawns=${SPAWNS:-10000}
+sessions=${SESSIONS:-1000} turns=${TURNS:-10} crashes=${CRASHES:-10}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export CAISSON_REQUIRE_LANDLOCK=1
 
 pkg=infrastructure/process
 go test -race -c -o "$work/process.test" ./$pkg
+# Without the race detector, because it is measured what a session costs.
+go test -c -o "$work/sessions.test" ./tests/soak
 
 # part WHO PROCS TEST COMMAND… runs one part and appends its result to the log.
 part() {
@@ -37,8 +42,32 @@ part() {
 	} >>"$work/log"
 }
 
+# sessions WHO COMMAND… does the same with the sessions.
+sessions() {
+	local who=$1
+	shift
+	local flags=(-test.run='^TestSoakOfSessions$' -test.v -test.timeout=2h -sessions="$sessions" -turns="$turns" -crashes="$crashes" -alone=200)
+	local load
+	load=$(cut -d' ' -f1 /proc/loadavg)
+	echo "as $who: sessions" >&2
+	if ! nice "$@" "${flags[@]}" >"$work/out" 2>&1; then
+		tail -n 200 "$work/out"
+		echo "soak: failed as $who (sessions)" >&2
+		exit 1
+	fi
+	if ! grep -q '^--- PASS: TestSoakOfSessions ' "$work/out" || grep -E '^ *--- SKIP' "$work/out"; then
+		echo "soak: the sessions did not run as $who" >&2
+		exit 1
+	fi
+	{
+		echo
+		echo "as $who, without the race detector, load before $load: passed"
+		sed -nE 's/^ *soak_linux_test.go:[0-9]+: /  /p' "$work/out"
+	} >>"$work/log"
+}
+
 {
-	echo "make soak SPAWNS=$spawns"
+	echo "make soak SPAWNS=$spawns SESSIONS=$sessions TURNS=$turns CRASHES=$crashes"
 	echo
 	echo "date          $(date -u +%Y-%m-%dT%H:%M:%SZ)"
 	echo "commit        $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with local changes')"
@@ -47,11 +76,19 @@ part() {
 	echo "Go            $(go env GOVERSION), race detector on"
 } >"$work/log"
 
-part "uid $(id -u)" "all processors" all_processors env -C $pkg "$work/process.test"
-part "uid $(id -u)" "GOMAXPROCS=1" one_processor env -C $pkg GOMAXPROCS=1 "$work/process.test"
-if [ "$(id -u)" -eq 0 ]; then
-	part "uid 65534" "all processors" all_processors tools/as-user.sh "$work/process.test" $pkg
-	part "uid 65534" "GOMAXPROCS=1" one_processor env GOMAXPROCS=1 tools/as-user.sh "$work/process.test" $pkg
+if [ "$spawns" -gt 0 ]; then
+	part "uid $(id -u)" "all processors" all_processors env -C $pkg "$work/process.test"
+	part "uid $(id -u)" "GOMAXPROCS=1" one_processor env -C $pkg GOMAXPROCS=1 "$work/process.test"
+	if [ "$(id -u)" -eq 0 ]; then
+		part "uid 65534" "all processors" all_processors tools/as-user.sh "$work/process.test" $pkg
+		part "uid 65534" "GOMAXPROCS=1" one_processor env GOMAXPROCS=1 tools/as-user.sh "$work/process.test" $pkg
+	fi
+fi
+if [ "$sessions" -gt 0 ]; then
+	sessions "uid $(id -u)" env -C tests/soak "$work/sessions.test"
+	if [ "$(id -u)" -eq 0 ]; then
+		sessions "uid 65534" tools/as-user.sh "$work/sessions.test" tests/soak
+	fi
 fi
 
 mkdir -p docs
