@@ -165,10 +165,28 @@ func failClosed(t *trial) {
 	err := s.notOpened(application.OpenRequest{})
 	s.require(errors.As(err, &probe), "the enforcer does nothing, and opening gives %v", err)
 
-	s = t.confined()
+	// Whether the host can keep limits is not the question.
+	s = t.stage(composition.WithSandboxEnforcer(lacking{t.config.Enforcer, domain.PropertyMemory}))
+	s.config.Waivers = slices.DeleteFunc(slices.Clone(s.config.Waivers), func(p domain.Property) bool { return p == domain.PropertyMemory })
 	var strict *domain.StrictnessError
 	err = s.notOpened(application.OpenRequest{Policy: application.Policy{Limits: domain.Limits{MemoryBytes: 1 << 30}}})
 	s.require(errors.As(err, &strict) && strings.Contains(err.Error(), "--waive memory-limit"), "a limit that nothing enforces gives %v", err)
+}
+
+// lacking is an enforcer that cannot enforce one property.
+type lacking struct {
+	ports.SandboxEnforcer
+	property domain.Property
+}
+
+func (l lacking) Supports(plan domain.SandboxPlan) []domain.PropertyStatus {
+	list := slices.Clone(l.SandboxEnforcer.Supports(plan))
+	for i, s := range list {
+		if s.Property == l.property && plan.Requests(s.Property) {
+			list[i] = domain.PropertyStatus{Property: s.Property, State: domain.StateUnenforceable, Detail: "left out for a check"}
+		}
+	}
+	return list
 }
 
 // notOpened opens a session, which must fail and leave nothing.

@@ -202,6 +202,32 @@ func TestTheInvariantsFindFaults(t *testing.T) {
 	}
 }
 
+// A host that can keep what most cannot breaks no invariant.
+func TestTheInvariantsHoldWhereMemoryCanBeLimited(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	config := invariantsConfig(t)
+	config.Enforcer = limiting{composition.DefaultEnforcer()}
+	require.NoError(t, invariants.All()[2].Check(t.Context(), config, domain.AgentClaude))
+}
+
+// limiting says that it keeps a limit on memory.
+type limiting struct{ ports.SandboxEnforcer }
+
+func (e limiting) Supports(plan domain.SandboxPlan) []domain.PropertyStatus {
+	list := e.SandboxEnforcer.Supports(plan)
+	for i, s := range list {
+		if s.Property == domain.PropertyMemory && plan.Requests(s.Property) {
+			list[i] = domain.PropertyStatus{Property: s.Property, State: domain.StateEnforced, Mechanism: "a test"}
+		}
+	}
+	return list
+}
+
+func (e limiting) Prepare(ctx context.Context, plan domain.SandboxPlan, line domain.SpawnLine) (ports.Confinement, error) {
+	return e.SandboxEnforcer.Prepare(ctx, plan.WithWaivers(domain.PropertyMemory), line)
+}
+
 // groupless has no kill groups.
 type groupless struct{ ports.SandboxEnforcer }
 

@@ -647,7 +647,7 @@ func (a Attempt) denial(errno string) bool {
 	return errno == "SIGSYS"
 }
 
-// fileIs returns an effect: the file does not have the text any more.
+// changed returns an effect: the file does not have the text any more.
 func changed(place func(*Stage) string, name, text string) func(*Stage) (bool, error) {
 	return func(s *Stage) (bool, error) {
 		data, err := os.ReadFile(filepath.Join(place(s), name))
