@@ -26,9 +26,9 @@ import (
 // changed.
 //
 // An operation that the file system refuses to everybody, such as writing a
-// directory, gives a *domain.InvalidError; a path whose directory does not exist,
-// an error that is fs.ErrNotExist; one that the caller cannot look at, one that
-// is fs.ErrPermission; a zero plan domain.ErrNoSandbox.
+// directory or making a file where there is no directory, gives a
+// *domain.InvalidError; a path that the caller cannot look at, an error that is
+// fs.ErrPermission; a zero plan domain.ErrNoSandbox.
 func ExplainFile(plan domain.SandboxPlan, op domain.FileOp, path, to string) (domain.Explanation, error) {
 	if _, err := domain.ParseFileOp(string(op)); err != nil {
 		return domain.Explanation{}, err
@@ -55,7 +55,13 @@ func ExplainFile(plan domain.SandboxPlan, op domain.FileOp, path, to string) (do
 	}
 	e := domain.ExplainFile(question, needs)
 	e.Notes = notes
-	if !e.Allowed {
+	switch {
+	case e.Allowed:
+	case x.missing != "":
+		// A rule can only be for what there is, and for a file in a directory that
+		// is to come, that would be a home directory, or worse.
+		e.Change = domain.Change{}
+	default:
 		e.Change, err = enough(plan, e.Change, op, path, to)
 	}
 	return e, err
@@ -92,36 +98,58 @@ func enough(plan domain.SandboxPlan, change domain.Change, op domain.FileOp, pat
 }
 
 // ExplainTCP says whether a plan allows to connect to a TCP port, not 0, of a host:
-// an address or a name, which is not resolved.
+// an address, localhost, which is 127.0.0.1 and ::1, or another name, which is not
+// resolved.
 func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Explanation, error) {
 	question := fmt.Sprintf("connect to TCP port %d of %s", port, strconv.Quote(host))
 	if e, done, err := explainWithout(plan, question); done {
 		return e, err
 	}
 	e := domain.Explanation{Question: question, Allowed: true}
-	address, err := netip.ParseAddr(host)
-	to := netip.AddrPortFrom(address.Unmap(), port)
 	everywhere := "a granted port is granted on every host"
+	to, named := destinationsOf(host, port)
+	var granted, denied []string
+	for _, d := range to {
+		if slices.Contains(plan.ReachableDestinations(), d) {
+			granted = append(granted, d.String())
+		} else {
+			denied = append(denied, d.String())
+		}
+	}
 	switch {
 	case slices.Contains(plan.ConnectTCP(), port):
 		e.Because, e.Notes = fmt.Sprintf("the plan grants TCP connections to port %d", port), []string{everywhere}
-	case err == nil && slices.Contains(plan.ReachableDestinations(), to):
-		e.Because = "the plan grants TCP connections to " + to.String()
+	case len(granted) > 0:
+		e.Because = "the plan grants TCP connections to " + strings.Join(granted, ", ")
+		if len(denied) > 0 {
+			e.Notes = []string{"not to " + strings.Join(denied, ", ") + ", where the name leads as well"}
+		}
 	default:
 		e.Allowed, e.Because = false, "the plan grants TCP connections to "+reachable(plan)
-		if err == nil {
-			e.Change.Destinations = []netip.AddrPort{to}
-		} else {
+		if e.Change.Destinations = to; named {
 			e.Change.ConnectTCP, e.Notes = []uint16{port}, []string{everywhere}
 		}
 	}
-	if err != nil && len(plan.ReachableDestinations()) > 0 {
+	if named && len(plan.ReachableDestinations()) > 0 {
 		e.Notes = append(e.Notes, "destinations are addresses: ask for the one that the name leads to")
 	}
-	if err != nil && !plan.UDP() {
+	if named && !plan.UDP() {
 		e.Notes = append(e.Notes, "the plan denies UDP, so a host's name can only be resolved by what needs none, such as /etc/hosts")
 	}
 	return e, nil
+}
+
+// destinationsOf returns where a host is: an address, or localhost, which means
+// what it means in a policy. Of other names it says that they are names.
+func destinationsOf(host string, port uint16) (to []netip.AddrPort, named bool) {
+	if strings.EqualFold(host, "localhost") {
+		return []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port), netip.AddrPortFrom(netip.IPv6Loopback(), port)}, false
+	}
+	address, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil, true
+	}
+	return []netip.AddrPort{netip.AddrPortFrom(address.Unmap(), port)}, false
 }
 
 // ExplainUnix says whether a plan allows to connect to the unix socket at a
@@ -201,6 +229,8 @@ func reachable(plan domain.SandboxPlan) string {
 // explainer has the rules of a plan, each with what it leads to.
 type explainer struct {
 	rules []placedRule
+	// missing is the directory of the path, if that does not exist.
+	missing string
 }
 
 type placedRule struct {
@@ -332,7 +362,16 @@ func (x *explainer) contentNeeds(op domain.FileOp, path string) ([]domain.Need, 
 		}
 	}
 	if !exists {
-		place = filepath.Dir(at) // a rule can only be for what there is
+		// A rule can only be for what there is.
+		if place, err = nearest(filepath.Dir(at)); err != nil {
+			return nil, nil, err
+		}
+		if place != filepath.Dir(at) {
+			x.missing = filepath.Dir(at)
+		}
+	}
+	if x.missing != "" && op == domain.OpCreate {
+		return nil, nil, pointless(op, path, "its directory does not exist", "make it, or ask for one that exists")
 	}
 	need, err := x.need(place, access, detail)
 	if err != nil {
@@ -341,6 +380,9 @@ func (x *explainer) contentNeeds(op domain.FileOp, path string) ([]domain.Need, 
 	var notes []string
 	if !exists && op != domain.OpCreate {
 		notes = append(notes, "the path does not exist; this is what the plan says of its place")
+	}
+	if x.missing != "" && need.Missing != 0 {
+		notes = append(notes, "what would allow it can be said when its directory exists, "+strconv.Quote(x.missing))
 	}
 	if op == domain.OpExec && need.Missing == domain.AccessExecute {
 		notes = append(notes, "a file that can be read can still be run through the dynamic loader or its interpreter")
@@ -362,7 +404,7 @@ func (x *explainer) contentNeeds(op domain.FileOp, path string) ([]domain.Need, 
 func (x *explainer) entryNeeds(op domain.FileOp, path, to string) ([]domain.Need, error) {
 	from, info, err := entry(path)
 	switch {
-	case err != nil:
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	case info == nil:
 		return nil, pointless(op, path, "it does not exist", "name what is there")
@@ -374,6 +416,8 @@ func (x *explainer) entryNeeds(op domain.FileOp, path, to string) ([]domain.Need
 	}
 	target, replaced, err := entry(to)
 	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, pointless(op, path, "there is no directory for "+to, "make it, or name another place")
 	case err != nil:
 		return nil, err
 	case target != from && overlaps(target, from):
@@ -470,8 +514,19 @@ func entry(path string) (string, fs.FileInfo, error) {
 // maxLinks is how many links the kernel follows in one path (path_resolution(7)).
 const maxLinks = 40
 
+// nearest returns the directory, or the nearest one above it that exists.
+func nearest(dir string) (string, error) {
+	for {
+		_, err := os.Lstat(dir)
+		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			return dir, err
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
 // follow returns the canonical place that a path leads to through all its links.
-// The last entry need not exist.
+// What stands last in it need not exist.
 func follow(path string) (string, error) {
 	for range maxLinks {
 		canonical, err := filepath.EvalSymlinks(path)
@@ -479,6 +534,13 @@ func follow(path string) (string, error) {
 			return canonical, err
 		}
 		at, info, err := entry(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			// Its directory does not exist either, or is a link to one that does not.
+			path = strings.TrimRight(path, "/")
+			base := filepath.Base(path)
+			dir, err := follow(path[:len(path)-len(base)])
+			return filepath.Join(dir, base), err
+		}
 		if err != nil || info == nil {
 			return at, err
 		}

@@ -1,7 +1,6 @@
 package application_test
 
 import (
-	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -64,6 +63,33 @@ func TestExplainOfWhatDoesNotExistIsAboutItsDirectory(t *testing.T) {
 	require.Contains(t, e.Notes[0], "does not exist")
 }
 
+// A grant of the directory above it would be for far too much: for a file in
+// ~/.ssh, the home directory.
+func TestExplainWhereNotEvenTheDirectoryExists(t *testing.T) {
+	dir, plan := explained(t)
+	require.NoError(t, os.Symlink("no/such", dir+"/link"))
+	for _, path := range []string{"/no/such/file", "/no/such/file/", "/link/file", "/rw/../no/such/file"} {
+		for _, op := range []domain.FileOp{domain.OpWrite, domain.OpExec} {
+			e, err := application.ExplainFile(plan, op, dir+path, "")
+			require.NoError(t, err, path)
+			require.False(t, e.Allowed, path)
+			require.Equal(t, dir, e.Needs[0].Place, path)
+			require.True(t, e.Change.IsZero(), path)
+			require.Contains(t, e.Notes, `what would allow it can be said when its directory exists, "`+dir+`/no/such"`, path)
+		}
+		e, err := application.ExplainFile(plan, domain.OpRead, dir+path, "")
+		require.NoError(t, err, path)
+		require.True(t, e.Allowed, path)
+		require.Equal(t, []string{"the path does not exist; this is what the plan says of its place"}, e.Notes, path)
+	}
+	e, err := application.ExplainFile(plan, domain.OpWrite, dir+"/rw/no/such/file", "")
+	require.NoError(t, err)
+	require.True(t, e.Allowed)
+	e, err = application.ExplainUnix(plan.WithUnixSockets(domain.UnixSocketsOwn), dir+"/no/such/socket")
+	require.NoError(t, err)
+	require.False(t, e.Allowed)
+}
+
 func TestExplainFileFollowsALinkToWhatItWillMake(t *testing.T) {
 	dir, plan := explained(t)
 	require.NoError(t, os.Symlink("rw/../later", dir+"/rw/../link"))
@@ -91,7 +117,10 @@ func TestExplainRefusesWhatHasNoAnswer(t *testing.T) {
 		{"making what exists", domain.OpCreate, dir + "/file", "", "it exists"},
 		{"writing a directory", domain.OpWrite, dir, "", "a directory is not written"},
 		{"running a directory", domain.OpExec, dir, "", "only a regular file"},
+		{"making where no directory is", domain.OpCreate, dir + "/no/file", "", "its directory does not exist"},
 		{"removing what is not there", domain.OpDelete, dir + "/gone", "", "does not exist"},
+		{"removing where no directory is", domain.OpDelete, dir + "/no/gone", "", "does not exist"},
+		{"moving to where no directory is", domain.OpRename, dir + "/file", dir + "/no/file", "there is no directory for"},
 		{"removing the root", domain.OpDelete, "/", "", "names no entry"},
 		{"removing by dots", domain.OpDelete, dir + "/rw/..", "", "names no entry"},
 		{"moving into itself", domain.OpRename, dir + "/rw", dir + "/rw/in", "inside of the other"},
@@ -103,9 +132,7 @@ func TestExplainRefusesWhatHasNoAnswer(t *testing.T) {
 			require.ErrorContains(t, err, c.message)
 		})
 	}
-	_, err := application.ExplainFile(plan, domain.OpRead, dir+"/no/file", "")
-	require.ErrorIs(t, err, fs.ErrNotExist)
-	_, err = application.ExplainFile(plan, domain.OpRead, dir+"/loop", "")
+	_, err := application.ExplainFile(plan, domain.OpRead, dir+"/loop", "")
 	require.Error(t, err)
 	_, err = application.ExplainFile(domain.SandboxPlan{}, domain.OpRead, dir, "")
 	require.ErrorIs(t, err, domain.ErrNoSandbox)
@@ -148,9 +175,10 @@ func TestExplainTCP(t *testing.T) {
 	require.False(t, e.Allowed)
 	require.Equal(t, "the plan grants TCP connections to 127.0.0.1:80 alone", e.Because)
 	require.Equal(t, domain.Change{Destinations: []netip.AddrPort{at("127.0.0.2:80")}}, e.Change)
-	e, err = application.ExplainTCP(plan, "localhost", 80)
+	e, err = application.ExplainTCP(plan, "example.org", 80)
 	require.NoError(t, err)
 	require.False(t, e.Allowed)
+	require.Equal(t, domain.Change{ConnectTCP: []uint16{80}}, e.Change)
 	require.Contains(t, e.Notes, "destinations are addresses: ask for the one that the name leads to")
 
 	e, err = application.ExplainTCP(plan.WithModelGateway(40123), "127.0.0.1", 40123)
@@ -160,6 +188,22 @@ func TestExplainTCP(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, e.Allowed)
 	require.Contains(t, e.Because, "the session's model gateway")
+
+	// What a policy calls localhost.
+	e, err = application.ExplainTCP(plan, "localhost", 80)
+	require.NoError(t, err)
+	require.True(t, e.Allowed)
+	require.Equal(t, []string{"not to [::1]:80, where the name leads as well"}, e.Notes)
+	e, err = application.ExplainTCP(plan.WithDestinations(at("127.0.0.1:80"), at("[::1]:80")), "localhost", 80)
+	require.NoError(t, err)
+	require.True(t, e.Allowed)
+	require.Equal(t, "the plan grants TCP connections to 127.0.0.1:80, [::1]:80", e.Because)
+	require.Empty(t, e.Notes)
+	e, err = application.ExplainTCP(plan, "localhost", 81)
+	require.NoError(t, err)
+	require.False(t, e.Allowed)
+	require.Equal(t, domain.Change{Destinations: []netip.AddrPort{at("127.0.0.1:81"), at("[::1]:81")}}, e.Change)
+	require.Empty(t, e.Notes, "it needs no DNS, and no grant of every host")
 
 	_, err = application.ExplainTCP(domain.SandboxPlan{}, "example.org", 80)
 	require.ErrorIs(t, err, domain.ErrNoSandbox)

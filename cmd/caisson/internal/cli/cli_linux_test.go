@@ -193,6 +193,7 @@ func TestBadInput(t *testing.T) {
 		"verify nothing":         {args: []string{"verify", "--sandbox", "off"}, code: 2, says: []string{"--sandbox", "nothing to verify"}},
 		"verify unknown layer":   {args: []string{"verify", "--layers", "landlock,onion"}, code: 2, says: []string{"--layers", "onion", "seccomp"}},
 		"verify layer twice":     {args: []string{"verify", "--layers", "landlock,landlock"}, code: 2, says: []string{"--layers", "twice"}},
+		"verify report nowhere":  {args: []string{"verify", "--junit", "none/report.xml"}, code: 2, says: []string{"--junit", "none/report.xml", "no such file"}},
 		"exec nothing":           {args: []string{"exec"}, code: 125, says: []string{"no command"}},
 		"exec unknown flag":      {args: []string{"exec", "--frobnicate", "--", "true"}, code: 125, says: []string{"--frobnicate", `see "caisson exec --help"`}},
 		"exec unknown property":  {args: []string{"exec", "--waive", "gravity", "--", "true"}, code: 125, says: []string{"gravity", "filesystem"}},
@@ -679,7 +680,15 @@ func TestExplain(t *testing.T) {
 	got = b.run("explain", "--connect-tcp", "81", "--output", "json", "tcp:localhost:80")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stdout, `"allowed":false`)
-	require.Contains(t, got.stdout, `"change":{"rules":[],"connect_tcp":[80],"destinations":[],"unix_sockets":"deny"}`)
+	require.Contains(t, got.stdout, `"change":{"rules":[],"connect_tcp":[],"destinations":["127.0.0.1:80","[::1]:80"],"unix_sockets":"deny"}`)
+	got = b.run("explain", "--connect", "localhost:80", "tcp:localhost:80")
+	require.Equal(t, 0, got.code, got.stdout)
+	got = b.run("explain", "--rw", ".", "none/at/all")
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, "does not exist")
+	got = b.run("explain", "none/at/all")
+	require.Equal(t, 1, got.code, got.stderr)
+	require.NotContains(t, got.stdout, "would allow it   --")
 	got = b.run("explain", "unix:/run/docker.sock")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stdout, "would allow it   --unix-sockets allow")
@@ -694,7 +703,13 @@ func TestExplain(t *testing.T) {
 		"a destination without port": {"explain", "--connect", "127.0.0.1", "file"},
 		"no port":                    {"explain", "tcp:localhost"},
 		"port 0":                     {"explain", "tcp:localhost:0"},
-		"no such place":              {"explain", "none/at/all"},
+		"an empty path":              {"explain", ""},
+		"below a file":               {"explain", "file/below"},
+		"an operation on a port":     {"explain", "--op", "write", "tcp:localhost:80"},
+		"an operation on a socket":   {"explain", "--op", "delete", "unix:/run/docker.sock"},
+		"an abstract socket":         {"explain", "unix:@bus"},
+		"UDP":                        {"explain", "udp:127.0.0.1:53"},
+		"no such place":              {"explain", "--op", "create", "none/at/all"},
 		"what nobody can do":         {"explain", "--op", "write", "."},
 		"an agent and a command":     {"explain", "--agent", "claude", "file", "--", "true"},
 		"a flag that makes no sense": {"explain", "--unix-sockets", "some", "file"},
@@ -845,6 +860,29 @@ func TestTheDoctorFailsWhereNothingIsEnforced(t *testing.T) {
 		got := b.run("doctor")
 		require.Equal(t, 3, got.code, "%s: %s", name, got.stdout)
 		require.Contains(t, got.stdout, "does NOT hold")
+	}
+}
+
+func TestTheDoctorNamesWhatIsMissingLineByLine(t *testing.T) {
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	b.compose = []composition.Option{composition.WithSandboxEnforcer(sandbox.New(sandbox.WithABI(0)))}
+	got := b.run("doctor")
+	require.Equal(t, 3, got.code, got.stdout)
+	require.Regexp(t, `(?m)^  failed +the sandbox cannot be enforced here:$`, got.stdout)
+	require.Regexp(t, `(?m)^ +filesystem: .*--waive filesystem\)$`, got.stdout)
+	require.NotContains(t, got.stdout, `\n`)
+}
+
+func TestWithoutATemporaryDirectory(t *testing.T) {
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	t.Setenv("TMPDIR", "/nonexistent")
+	for _, command := range []string{"doctor", "demo", "verify"} {
+		got := b.run(command)
+		require.Equal(t, 2, got.code, "%s: 1 and 3 are verdicts: %s", command, got.stderr)
+		require.Contains(t, got.stderr, `TMPDIR "/nonexistent"`, command)
+		require.Empty(t, got.stdout, command)
 	}
 }
 

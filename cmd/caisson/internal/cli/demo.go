@@ -65,7 +65,7 @@ type demo struct {
 }
 
 func (a *app) demo(ctx context.Context, asJSON bool) (err error) {
-	dir, err := os.MkdirTemp("", "caisson-demo-")
+	dir, err := tempDir("caisson-demo-")
 	if err != nil {
 		return failure{err}
 	}

@@ -31,7 +31,7 @@ func (a *app) doctorCommand() *cobra.Command {
 and prove it with a confined child that may write in one directory and must not
 write in another, and with the same child unconfined.
 
-Exit codes: 0 the proof holds; 3 it does not.`,
+Exit codes: 0 the proof holds; 2 usage; 3 it does not.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), asJSON) },
 	}
@@ -62,7 +62,7 @@ func (a *app) doctor(ctx context.Context, asJSON bool) error {
 
 // findAgents looks for the agents' programs, and runs none.
 func (a *app) findAgents(ctx context.Context) (agents []jsonl.DoctorAgent, err error) {
-	dir, err := os.MkdirTemp("", "caisson-doctor-")
+	dir, err := tempDir("caisson-doctor-")
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (a *app) examine(ctx context.Context, d *jsonl.Doctor) {
 			d.Proof.Error = err.Error()
 		}
 	}
-	dir, err := os.MkdirTemp("", "caisson-doctor-")
+	dir, err := tempDir("caisson-doctor-")
 	if err != nil {
 		failed(err)
 		return
@@ -178,6 +178,18 @@ func prove(ctx context.Context, o *application.Orchestrator, dir, granted string
 	return err
 }
 
+// tempDir makes a directory below TMPDIR.
+func tempDir(prefix string) (string, error) {
+	dir, err := os.MkdirTemp("", prefix)
+	if err != nil {
+		return "", &domain.InvalidError{
+			What: "TMPDIR", Value: os.TempDir(), Reason: "no directory can be made there", Err: err,
+			Remedy: "set TMPDIR to a directory that you can write to",
+		}
+	}
+	return dir, nil
+}
+
 func exists(path string) (bool, error) {
 	_, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -219,7 +231,11 @@ func doctorText(d jsonl.Doctor, root bool) []byte {
 	fmt.Fprintf(&b, "\nproof\n")
 	verdict := map[bool]string{true: "yes", false: "NO"}
 	if d.Proof.Error != "" {
-		row("  failed", "%s", d.Proof.Error)
+		name := "  failed"
+		for line := range strings.SplitSeq(d.Proof.Error, "\n") {
+			row(name, "%s", line)
+			name = ""
+		}
 	} else {
 		row("  inside the plan", "a confined child wrote: %s", verdict[d.Proof.Allowed])
 		row("  outside of it", "the kernel denied the write: %s", verdict[d.Proof.Denied])

@@ -65,7 +65,7 @@ func (quiet) Error() string { return "" }
 // interrupted is why a run is cancelled when a signal comes.
 type interrupted struct{ signal string }
 
-func (e interrupted) Error() string { return "interrupted by " + e.signal }
+func (e interrupted) Error() string { return "stopped by a signal: " + e.signal }
 
 // exitCode returns the exit code for an error. What cobra itself complains
 // about comes without a type of ours, and is a fault in the arguments; the

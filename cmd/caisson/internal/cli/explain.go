@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"strconv"
 	"strings"
@@ -38,7 +37,8 @@ with --agent or --resume, and that of "caisson exec" otherwise; the other flags
 are theirs. The answer is the sandbox's alone: modes and owners of files may deny
 more.
 
-Exit codes: 0 allowed; 1 denied; 2 usage, or a question that makes no sense.`,
+Exit codes: 0 allowed; 1 denied; 2 usage, or a question that makes no sense or
+is about what you cannot look at.`,
 		Example: `  caisson explain --agent claude ~/.ssh/id_ed25519
   caisson explain --agent codex --op rename --to ../elsewhere notes.txt
   caisson explain --rw . tcp:localhost:5432 -- make test`,
@@ -91,10 +91,11 @@ func (a *app) explain(ctx context.Context, flags *sessionFlags, args []string, o
 		return e, err
 	}
 	if e, err = ask(plan); err != nil {
-		if invalid := new(domain.InvalidError); errors.As(err, &invalid) || errors.Is(err, fs.ErrNotExist) {
-			return e, usageError{err}
+		if invalid := new(domain.InvalidError); !errors.As(err, &invalid) {
+			err = fmt.Errorf("%s cannot be looked at: %w", strconv.Quote(args[0]), err)
 		}
-		return e, failure{err}
+		// Not a failure, whose code would say that the plan denies it.
+		return e, usageError{err}
 	}
 	return e, nil
 }
@@ -105,10 +106,23 @@ func (a *app) question(what, op, to string) (func(domain.SandboxPlan) (domain.Ex
 	if err != nil {
 		return nil, fmt.Errorf("--op: %w", err)
 	}
+	if what == "" {
+		return nil, &domain.InvalidError{What: "path", Value: what, Reason: "empty", Remedy: "name what to explain"}
+	}
 	if (to != "") != (file == domain.OpRename) {
 		return nil, &domain.InvalidError{What: "--to", Value: to, Reason: "rename needs it, and nothing else does", Remedy: "--op rename --to PATH"}
 	}
-	if address, ok := strings.CutPrefix(what, "tcp:"); ok {
+	address, isTCP := strings.CutPrefix(what, "tcp:")
+	path, isUnix := strings.CutPrefix(what, "unix:")
+	switch {
+	case (isTCP || isUnix) && file != domain.OpRead:
+		return nil, &domain.InvalidError{What: "--op", Value: op, Reason: "of a path, and " + what + " is none", Remedy: "leave it out: the question is whether one may connect"}
+	case strings.HasPrefix(path, "@"):
+		return nil, &domain.InvalidError{What: "unix socket", Value: path, Reason: "abstract, at no path", Remedy: "no flag grants those of programs outside of the sandbox"}
+	case strings.HasPrefix(what, "udp:"):
+		return nil, &domain.InvalidError{What: "address", Value: what, Reason: "UDP is allowed to every host or to none", Remedy: `see the plan, and --udp; for a file of that name say "./` + what + `"`}
+	}
+	if isTCP {
 		host, service, err := net.SplitHostPort(address)
 		if err != nil {
 			return nil, &domain.InvalidError{What: "address", Value: what, Reason: "not of the form tcp:HOST:PORT", Remedy: "for example tcp:localhost:443"}
@@ -121,7 +135,7 @@ func (a *app) question(what, op, to string) (func(domain.SandboxPlan) (domain.Ex
 			return application.ExplainTCP(p, host, uint16(port))
 		}, nil
 	}
-	if path, ok := strings.CutPrefix(what, "unix:"); ok {
+	if isUnix {
 		return func(p domain.SandboxPlan) (domain.Explanation, error) {
 			return application.ExplainUnix(p, a.abs(path))
 		}, nil
