@@ -830,7 +830,7 @@ func TestVerifyIsInterrupted(t *testing.T) {
 	b.signals <- os.Interrupt
 	got := b.run("verify")
 	require.Equal(t, 130, got.code, got.stderr)
-	require.Equal(t, "caisson: interrupted by interrupt\n", got.stderr)
+	require.Equal(t, "caisson: stopped by a signal: interrupt\n", got.stderr)
 	require.Empty(t, got.stdout)
 }
 
