@@ -38,6 +38,7 @@ func (d *denials) notes(output string) []domain.ReplyEvent {
 		if !deniedLine(line) {
 			continue
 		}
+		line = withoutSpeaker(line)
 		for _, path := range pathsIn(line) {
 			if tries--; tries < 0 || len(d.said) >= maxDenialNotes {
 				return notes
@@ -58,6 +59,17 @@ func (d *denials) notes(output string) []domain.ReplyEvent {
 // Node and Rust print EACCES, which is what Landlock gives.
 func deniedLine(line string) bool {
 	return strings.Contains(line, "ermission denied") || strings.Contains(line, "EACCES")
+}
+
+// withoutSpeaker returns a line without the path of the program or script that
+// says it, as in "/bin/bash: line 1: /etc/x: Permission denied": nothing was tried
+// with that. A path that stands alone is what was tried.
+func withoutSpeaker(line string) string {
+	first, rest, found := strings.Cut(strings.TrimSpace(line), ": ")
+	if found && strings.Contains(first, "/") && !strings.ContainsAny(first, " \t'\"`‘“") && len(pathsIn(rest)) > 0 {
+		return rest
+	}
+	return line
 }
 
 // opWords lead from what a message says was tried to what is asked, the first that
