@@ -35,8 +35,12 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 	}
 	// The temporary directory is one of the kind that sessions have: below the
 	// state, private, and removed in the same way.
+	var open ports.SessionLog
 	defer func() {
 		removed := o.store.Remove(context.WithoutCancel(ctx), id)
+		if open != nil {
+			removed = errors.Join(removed, open.Close())
+		}
 		if removed == nil {
 			return
 		}
@@ -47,6 +51,12 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 			result.CleanUp = removed
 		}
 	}()
+	// A place that nobody has open is one that somebody left behind, and removed.
+	log, err := o.store.Open(ctx, id)
+	if err != nil {
+		return ports.CommandResult{}, err
+	}
+	open = log
 	dirs, err := o.store.Dirs(ctx, id)
 	if err != nil {
 		return ports.CommandResult{}, err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -72,6 +73,22 @@ func TestExec(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 	require.NotEmpty(t, temp)
+	require.Empty(t, r.left(t))
+}
+
+// The place of a command that runs is not one that was left behind.
+func TestPruneLeavesARunningCommandItsDirectory(t *testing.T) {
+	r := newRig(t)
+	r.commands.run = func(ctx context.Context, line domain.SpawnLine, _ ports.Stdio) (ports.CommandResult, error) {
+		removed, err := r.Prune(ctx, application.Retention{MaxCount: 1})
+		require.NoError(t, err)
+		require.Empty(t, removed)
+		i := slices.IndexFunc(line.Env, func(s string) bool { return strings.HasPrefix(s, "TMPDIR=") })
+		require.DirExists(t, line.Env[i][len("TMPDIR="):])
+		return ports.CommandResult{}, nil
+	}
+	_, err := r.Exec(t.Context(), application.ExecRequest{Argv: []string{"/bin/true"}, Dir: r.workspace})
+	require.NoError(t, err)
 	require.Empty(t, r.left(t))
 }
 
