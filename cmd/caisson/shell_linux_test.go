@@ -285,3 +285,20 @@ func TestShellReachesNothingOfTheHost(t *testing.T) {
 		})
 	}
 }
+
+// A policy's file has its way on a terminal too: here the workspace read-only, and
+// a cache in the private state.
+func TestShellUnderAPolicy(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	p := newPlace(t)
+	p.env = append(p.env, "XDG_CONFIG_HOME="+t.TempDir())
+	require.NoError(t, os.WriteFile(filepath.Join(p.workspace, "p.toml"), []byte("version = 1\nworkspace = \"ro\"\ngroups = [\"go\"]\n"), 0o600))
+	h := p.bash("--policy", "p.toml")
+	h.typ("cat p.toml >/dev/null && echo re''ad; echo > new || echo de''nied; mkdir -p $GOCACHE && echo ma''de\n")
+	h.see("read\r\n")
+	h.see("denied\r\n")
+	h.see("made\r\n")
+	h.typ("exit 5\n")
+	require.Equal(t, 5, h.leave())
+	require.NoFileExists(t, filepath.Join(p.workspace, "new"))
+}
