@@ -493,17 +493,19 @@ func (c *compiler) refuseNarrower() {
 		if !g.written {
 			continue
 		}
-		wider := slices.Clone(c.grants)
+		var preset []grant
 		if workspace.Access != 0 && strings.HasPrefix(g.raw, "${workspace}") {
-			wider = append(wider, workspace)
+			preset = append(preset, workspace)
 		}
 		for variable, dir := range map[string]string{"${state}": c.place.State, "${tmp}": c.place.Temp} {
 			if strings.HasPrefix(g.raw, variable) {
-				wider = append(wider, grant{PathRule: domain.PathRule{Path: dir, Access: domain.AccessReadWriteExec, Why: "private"}})
+				preset = append(preset, grant{PathRule: domain.PathRule{Path: dir, Access: domain.AccessReadWriteExec, Why: "private"}})
 			}
 		}
-		for _, w := range wider {
-			if w.Access != g.Access && w.Access.Has(g.Access) && covers(w.Path, g.Path) {
+		for _, list := range [][]grant{c.grants, preset} {
+			i := slices.IndexFunc(list, func(w grant) bool { return w.Access != g.Access && w.Access.Has(g.Access) && covers(w.Path, g.Path) })
+			if i >= 0 {
+				w := list[i]
 				bad(g.at, g.key, fmt.Sprintf("%s of %s adds nothing to %s of %s (%s)", g.Access, g.Path, w.Access, w.Path, w.Why))
 				break
 			}
