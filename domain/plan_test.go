@@ -361,6 +361,8 @@ func TestValidate(t *testing.T) {
 		"no destination":    {to("0.0.0.0:1"), "destination", "0.0.0.0:1", "not the address of one host", "for example 127.0.0.1:8080"},
 		"destination port":  {to("127.0.0.1:0"), "destination", "127.0.0.1:0", "not the address of one host, with a port", "for example"},
 		"destination zone":  {to("[fe80::1%eth0]:1"), "destination", "[fe80::1%eth0]:1", "not the address of one host", "for example"},
+		"destination link":  {to("[fe80::1]:1"), "destination", "[fe80::1]:1", "not the address of one host", "for example"},
+		"destination group": {to("224.0.0.1:1"), "destination", "224.0.0.1:1", "not the address of one host", "for example"},
 		"zero destination":  {domain.NewSandboxPlan("p").WithDestinations(netip.AddrPort{}), "destination", "invalid AddrPort", "not the address of one host", "for example"},
 		"unix sockets":      {domain.NewSandboxPlan("p").WithUnixSockets(3), "unix sockets", "3", "unknown choice", "deny, own or allow"},
 		"no name":           {env(domain.EnvRule{}), "environment variable", "", "no name of a variable", "NAME or NAME=VALUE"},

@@ -107,10 +107,16 @@ func (r response) send(listener uintptr) error {
 
 // valid returns nil while the caller waits.
 func (n *notification) valid(listener uintptr) error {
-	if _, _, e := unix.Syscall(unix.SYS_IOCTL, listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, uintptr(unsafe.Pointer(&n.id))); e != 0 {
+	for {
+		_, _, e := unix.Syscall(unix.SYS_IOCTL, listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, uintptr(unsafe.Pointer(&n.id)))
+		switch e {
+		case 0:
+			return nil
+		case unix.EINTR:
+			continue
+		}
 		return os.NewSyscallError("ioctl(SECCOMP_IOCTL_NOTIF_ID_VALID)", e)
 	}
-	return nil
 }
 
 var missing = sync.OnceValue(func() string {

@@ -42,6 +42,15 @@ const (
 
 	tcpFastOpenConnect, tcpULP = 30, 31
 
+	// Levels of socket options, and the options that choose a socket's way.
+	solIP, solSocket, solIPv6 = 0, 1, 41
+
+	soDontRoute, soBindToDevice, soBindToIfindex = 5, 25, 62
+
+	ipOptions, ipUnicastIf = 4, 50
+
+	ipv6OldPktOptions, ipv6PktInfo, ipv6RtHdr, ipv6UnicastIf = 6, 50, 57, 76
+
 	// namespaces are CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and
 	// NEWNET. (CLONE_NEWTIME cannot be asked for with clone.)
 	namespaces = 0x7e02_0000
@@ -132,10 +141,23 @@ func pairs(v variant) decision {
 // options refuses what turns a TCP socket into one that connects by other ways:
 // Fast Open, and the upper layer protocols, one of which is SMC (the other,
 // kernel TLS, has a fallback everywhere).
-func options() decision {
-	return is(1, protoTCP).
-		when(is(2, tcpFastOpenConnect, tcpULP).when(eperm).otherwise(allow)).
-		otherwise(allow)
+//
+// Where only destinations are reached, it also refuses what leads a connect to an
+// address past the host that has it: source routes and routing headers, whose
+// next hop sees the packets first, and the choice of an interface, by which even
+// 127.0.0.1 is looked for on the network.
+func options(v variant) decision {
+	tcp := is(2, tcpFastOpenConnect, tcpULP).when(eperm).otherwise(allow)
+	if !v.asks {
+		return is(1, protoTCP).when(tcp).otherwise(allow)
+	}
+	socket := is(2, soDontRoute, soBindToDevice, soBindToIfindex).when(eperm).otherwise(allow)
+	ip := is(2, ipOptions, ipUnicastIf).when(eperm).otherwise(allow)
+	ipv6 := is(2, ipv6OldPktOptions, ipv6PktInfo, ipv6RtHdr, ipv6UnicastIf).when(eperm).otherwise(allow)
+	return is(1, protoTCP).when(tcp).
+		otherwise(is(1, solSocket).when(socket).
+			otherwise(is(1, solIP).when(ip).
+				otherwise(is(1, solIPv6).when(ipv6).otherwise(allow))))
 }
 
 // tracing is what a spawn needs: a child is born stopped, and killed if its
@@ -171,7 +193,7 @@ func rules(v variant) []rule {
 		{"sendto", 44, 206, fastOpen3},
 		{"sendmsg", 46, 211, lacks(2, msgFastOpen)},
 		{"sendmmsg", 307, 269, fastOpen3},
-		{"setsockopt", 54, 208, options()},
+		{"setsockopt", 54, 208, options(v)},
 
 		// Other processes, and what reaches around every check.
 		{"ptrace", 101, 117, tracing()},

@@ -182,7 +182,21 @@ var expectations = []struct {
 	{"TCP_FASTOPEN_CONNECT", "setsockopt", args(3, 6, 30), always(eperm)},
 	{"TCP_FASTOPEN_CONNECT with high bits", "setsockopt", args(3, 7<<32|6, 7<<32|30), always(eperm)},
 	{"TCP_ULP", "setsockopt", args(3, 6, 31), always(eperm)},
-	{"SO_RCVLOWAT, which has another level", "setsockopt", args(3, 1, 30), always(allow)},
+	{"the number at another level", "setsockopt", args(3, 1, 30), always(allow)},
+	{"SO_KEEPALIVE", "setsockopt", args(3, 1, 9), always(allow)},
+	{"SO_LINGER", "setsockopt", args(3, 1, 13), always(allow)},
+	{"IP_TOS", "setsockopt", args(3, 0, 1), always(allow)},
+	{"IPV6_V6ONLY", "setsockopt", args(3, 41, 26), always(allow)},
+	{"SO_DONTROUTE", "setsockopt", args(3, 1, 5), whereAsked(eperm)},
+	{"SO_BINDTODEVICE", "setsockopt", args(3, 1, 25), whereAsked(eperm)},
+	{"SO_BINDTODEVICE with high bits", "setsockopt", args(3, 7<<32|1, 7<<32|25), whereAsked(eperm)},
+	{"SO_BINDTOIFINDEX", "setsockopt", args(3, 1, 62), whereAsked(eperm)},
+	{"IP_OPTIONS, source routes", "setsockopt", args(3, 0, 4), whereAsked(eperm)},
+	{"IP_UNICAST_IF", "setsockopt", args(3, 0, 50), whereAsked(eperm)},
+	{"IPV6_RTHDR", "setsockopt", args(3, 41, 57), whereAsked(eperm)},
+	{"IPV6_2292PKTOPTIONS, which has a routing header", "setsockopt", args(3, 41, 6), whereAsked(eperm)},
+	{"IPV6_PKTINFO", "setsockopt", args(3, 41, 50), whereAsked(eperm)},
+	{"IPV6_UNICAST_IF", "setsockopt", args(3, 41, 76), whereAsked(eperm)},
 
 	{"PTRACE_TRACEME", "ptrace", args(0), always(allow)},
 	{"PTRACE_DETACH", "ptrace", args(17, 99), always(allow)},
@@ -264,6 +278,11 @@ var expectations = []struct {
 func args(a ...uint64) (out [6]uint64) { copy(out[:], a); return out }
 
 func always(a action) map[string]action { return map[string]action{"": a} }
+
+// whereAsked is an action of the variants that ask; the others allow.
+func whereAsked(a action) map[string]action {
+	return map[string]action{"asks": a, "udp-unix-listen-asks": a, "": allow}
+}
 
 // refused are the calls that no argument makes allowed.
 var refused = strings.Fields(`

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,9 +35,15 @@ type Supervisor struct {
 	connects sync.WaitGroup
 	slots    chan struct{}
 
-	mu     sync.Mutex
-	closed bool
-	open   map[int]struct{} // the child's sockets that are being connected
+	closing  sync.Once
+	closed   chan struct{}
+	closeErr error
+
+	mu sync.Mutex
+	// What a connect may wait in for long: the child's socket, while it is being
+	// connected, and the thread, while it closes its duplicate.
+	open    map[int]struct{}
+	letting map[int]struct{}
 }
 
 // maxConnects is how many connects of one tree are made at a time. More than that
@@ -51,16 +58,16 @@ func NewSupervisor(listener int, destinations []netip.AddrPort) (*Supervisor, er
 	}
 	return &Supervisor{
 		listener: os.NewFile(uintptr(listener), "seccomp listener"), destinations: slices.Clone(destinations),
-		slots: make(chan struct{}, maxConnects), open: map[int]struct{}{},
+		slots: make(chan struct{}, maxConnects), closed: make(chan struct{}), open: map[int]struct{}{}, letting: map[int]struct{}{},
 	}, nil
 }
 
-// Run answers until nothing of the tree is left, or Close. It returns when no
-// connect is being made any more.
+// Run answers until nothing of the tree is left, or Close. Connects that are
+// still being made then fail, and it returns when there is none any more.
 func (s *Supervisor) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() }) // whose error the caller's Close gives again
 	defer stop()
-	defer s.connects.Wait()
+	defer s.endConnects()
 	conn, err := s.listener.SyscallConn()
 	if err != nil {
 		return s.unlessClosed(err)
@@ -106,81 +113,125 @@ func (s *Supervisor) Run(ctx context.Context) error {
 }
 
 func (s *Supervisor) unlessClosed(err error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
+	if s.isClosed() {
 		return nil
 	}
 	return fmt.Errorf("answer the child's connects: %w", err)
 }
 
-// Close ends Run, and makes connects that are still being made fail. Closing
-// twice is no error.
-func (s *Supervisor) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil
+func (s *Supervisor) isClosed() bool {
+	select {
+	case <-s.closed:
+		return true
+	default:
+		return false
 	}
-	s.closed = true
-	err := s.listener.Close()
-	for len(s.open) > 0 {
-		for fd := range s.open {
-			// A socket that is not connected answers ENOTCONN, and its connect ends
-			// all the same.
-			_ = unix.Shutdown(fd, unix.SHUT_RDWR)
-		}
-		s.mu.Unlock()
-		time.Sleep(closePause) //nolint:forbidigo // a connect that has not begun yet does not mind the shutdown, and nothing tells when it has
-		s.mu.Lock()
-	}
-	return err
 }
 
-// closePause is how long Close lets connects end before it looks again.
-const closePause = time.Millisecond
+// Close ends Run. Closing twice is no error.
+func (s *Supervisor) Close() error {
+	s.closing.Do(func() {
+		close(s.closed)
+		s.closeErr = s.listener.Close()
+	})
+	return s.closeErr
+}
 
-// answer decides about one connect.
+// again is how often connects are told to end: what they are told may be lost, if
+// the socket is not being connected yet, or its closing has not begun.
+const again = 5 * time.Millisecond
+
+// endConnects makes the connects fail, and returns when there is none any more.
+// The child decides what they wait for, and for how long.
+func (s *Supervisor) endConnects() {
+	none := make(chan struct{})
+	go func() {
+		s.connects.Wait()
+		close(none)
+	}()
+	ticks := time.NewTicker(again)
+	defer ticks.Stop()
+	for {
+		s.interruptConnects()
+		select {
+		case <-none:
+			return
+		case <-ticks.C:
+		}
+	}
+}
+
+func (s *Supervisor) interruptConnects() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for fd := range s.open {
+		_ = unix.Shutdown(fd, unix.SHUT_RDWR) // ENOTCONN for one that is not connected
+	}
+	for tid := range s.letting {
+		// A signal that Go's runtime uses itself, and takes for nothing when it
+		// has not sent it.
+		_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG)
+	}
+}
+
+// answer decides about one connect. What the child can make wait is done aside.
 func (s *Supervisor) answer(n *notification) error {
 	to, ok := s.destination(n)
 	if !ok {
 		return s.respond(n.goOn())
 	}
-	fd, err := s.socket(n)
-	if err != nil {
-		return s.respond(n.fail(err))
+	select {
+	case s.slots <- struct{}{}:
+	case <-s.closed:
+		return os.ErrClosed
 	}
-	s.slots <- struct{}{}
+	asked := *n
 	s.connects.Go(func() {
 		defer func() { <-s.slots }()
-		response := n.fail(unix.EACCES) // being closed
-		if s.begin(fd) {
-			response = n.fail(connect(fd, to))
-		}
-		s.end(fd)
 		// Whoever asked may be gone, and then nobody waits.
-		_ = s.respond(response)
+		_ = s.respond(asked.fail(s.connect(&asked, to)))
 	})
 	return nil
 }
 
-// begin keeps a socket that is going to be connected, unless the supervisor is
-// closed.
-func (s *Supervisor) begin(fd int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
+// connect connects the child's socket.
+func (s *Supervisor) connect(n *notification, to unix.Sockaddr) error {
+	fd, err := s.duplicate(n)
+	if err != nil {
+		return err
 	}
+	defer s.letGo(fd)
+	if err := isTCP(fd); err != nil {
+		return err
+	}
+	s.mu.Lock()
 	s.open[fd] = struct{}{}
-	return true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.open, fd)
+	}()
+	if s.isClosed() {
+		return unix.EACCES
+	}
+	return connect(fd, to)
 }
 
-func (s *Supervisor) end(fd int) {
+// letGo closes a duplicate. If the child has closed its own meanwhile, this is
+// what closes the file, and with SO_LINGER it waits until what the child has sent
+// is taken, for as long as the child has said; a signal ends that (socket(7)).
+func (s *Supervisor) letGo(fd int) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	tid := unix.Gettid()
+	s.mu.Lock()
+	s.letting[tid] = struct{}{}
+	s.mu.Unlock()
+	_ = unix.Close(fd)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.open, fd)
-	_ = unix.Close(fd) // the child has its own
+	delete(s.letting, tid)
 }
 
 // respond answers, unless the caller is gone.
@@ -232,15 +283,16 @@ func addressOf(buf []byte) (unix.Sockaddr, netip.AddrPort) {
 		if len(buf) < maxAddress {
 			break
 		}
-		to := &unix.SockaddrInet6{Port: int(port), Addr: [16]byte(buf[8:24]), ZoneId: binary.NativeEndian.Uint32(buf[24:])}
+		// Without its zone: no destination has one.
+		to := &unix.SockaddrInet6{Port: int(port), Addr: [16]byte(buf[8:24])}
 		// A mapped address leads to the one of IPv4 that it holds.
 		return to, netip.AddrPortFrom(netip.AddrFrom16(to.Addr).Unmap(), port)
 	}
 	return nil, netip.AddrPort{}
 }
 
-// socket returns a duplicate of the child's socket.
-func (s *Supervisor) socket(n *notification) (int, error) {
+// duplicate returns a duplicate of the child's descriptor.
+func (s *Supervisor) duplicate(n *notification) (int, error) {
 	pidfd, err := openThread(int(n.tid))
 	if err != nil {
 		return -1, err
@@ -251,16 +303,16 @@ func (s *Supervisor) socket(n *notification) (int, error) {
 	if err := s.stillValid(n); err != nil {
 		return -1, err
 	}
-	fd, err := unix.PidfdGetfd(pidfd, int(int32(n.args[0])), 0)
-	if err != nil {
-		return -1, err
-	}
+	return unix.PidfdGetfd(pidfd, int(int32(n.args[0])), 0)
+}
+
+func isTCP(fd int) error {
 	domain, err1 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	protocol, err2 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-	if err := errors.Join(err1, err2); err != nil || domain != unix.AF_INET && domain != unix.AF_INET6 || protocol != unix.IPPROTO_TCP {
-		return -1, errors.Join(unix.EACCES, unix.Close(fd))
+	if errors.Join(err1, err2) != nil || domain != unix.AF_INET && domain != unix.AF_INET6 || protocol != unix.IPPROTO_TCP {
+		return unix.EACCES
 	}
-	return fd, nil
+	return nil
 }
 
 func (s *Supervisor) stillValid(n *notification) error {

@@ -225,14 +225,7 @@ func TestAnAddressThatChangesGetsNowhereElse(t *testing.T) {
 // waits for a minute.
 func full(t *testing.T) netip.AddrPort {
 	t.Helper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = unix.Close(fd) })
-	require.NoError(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	require.NoError(t, unix.Listen(fd, 0))
-	name, err := unix.Getsockname(fd)
-	require.NoError(t, err)
-	to := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
+	to := quiet(t, 0)
 	for range 2 {
 		c, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		require.NoError(t, err)
@@ -242,45 +235,99 @@ func full(t *testing.T) netip.AddrPort {
 	return to
 }
 
-// Nor does one that had not begun to wait when the supervisor was closed.
-func TestCloseEndsAConnectThatIsJustBeginning(t *testing.T) {
-	testkit.NoLeaks(t)
-	to := full(t)
-	pipe := make([]int, 2)
-	require.NoError(t, unix.Pipe2(pipe, unix.O_CLOEXEC))
-	defer unix.Close(pipe[1])
-	s, err := NewSupervisor(pipe[0], []netip.AddrPort{to})
-	require.NoError(t, err)
+// quiet returns the address of a listener that takes no connection.
+func quiet(t *testing.T, queue int) netip.AddrPort {
+	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	require.True(t, s.begin(fd))
-	closed := make(chan error, 1)
-	go func() { closed <- s.Close() }()
-	require.Eventually(t, func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.closed
-	}, 10*time.Second, time.Millisecond)
-	begun := time.Now()
-	require.Error(t, connect(fd, sockaddr(to)))
-	require.Less(t, time.Since(begun), 10*time.Second)
-	s.end(fd)
-	require.NoError(t, <-closed)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	require.NoError(t, unix.Listen(fd, queue))
+	name, err := unix.Getsockname(fd)
+	require.NoError(t, err)
+	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
 }
 
 // A connect that waits does not keep the supervisor from ending.
 func TestCloseEndsAConnectThatWaits(t *testing.T) {
 	testkit.NoLeaks(t)
-	full := full(t)
+	to := full(t)
 	begun := time.Now()
 	var got error
-	require.NoError(t, supervised(t, []netip.AddrPort{full}, func(s *Supervisor) {
+	require.NoError(t, supervised(t, []netip.AddrPort{to}, func(s *Supervisor) {
 		timer := time.AfterFunc(100*time.Millisecond, func() { _ = s.Close() })
 		defer timer.Stop()
-		got = dial(full, 0)
+		got = dial(to, 0)
 	}))
 	require.Error(t, got)
 	require.Less(t, time.Since(begun), 10*time.Second)
+}
+
+// idle returns a supervisor of nobody.
+func idle(t *testing.T) *Supervisor {
+	t.Helper()
+	var pipe [2]int
+	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+	t.Cleanup(func() { _ = unix.Close(pipe[1]) })
+	s, err := NewSupervisor(pipe[0], nil)
+	require.NoError(t, err)
+	return s
+}
+
+// endsSoon holds that the supervisor's connects end once they are told.
+func endsSoon(t *testing.T, s *Supervisor) {
+	t.Helper()
+	begun := time.Now()
+	require.NoError(t, s.Close())
+	s.endConnects()
+	require.Less(t, time.Since(begun), 10*time.Second)
+}
+
+// A shutdown before the connect does not end the connect: it takes another one.
+func TestAConnectThatBeginsLateIsEnded(t *testing.T) {
+	testkit.NoLeaks(t)
+	to := full(t)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	s := idle(t)
+	s.open[fd] = struct{}{}
+	var got error
+	s.connects.Go(func() {
+		<-s.closed
+		time.Sleep(50 * time.Millisecond)
+		got = connect(fd, sockaddr(to))
+	})
+	endsSoon(t, s)
+	require.Error(t, got)
+	require.NoError(t, unix.Close(fd))
+}
+
+// A child can make the last close of its socket wait for an hour, and let the
+// supervisor be who makes it.
+func TestALingeringCloseIsEnded(t *testing.T) {
+	testkit.NoLeaks(t)
+	to := quiet(t, 5)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Connect(fd, sockaddr(to)))
+	require.NoError(t, unix.SetNonblock(fd, true))
+	for err == nil {
+		_, err = unix.Write(fd, make([]byte, 1<<16)) // which nobody reads
+	}
+	require.ErrorIs(t, err, unix.EAGAIN)
+	require.NoError(t, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}))
+	s := idle(t)
+	over := make(chan struct{})
+	s.connects.Go(func() {
+		defer close(over)
+		s.letGo(fd)
+	})
+	select {
+	case <-over:
+		require.Fail(t, "an attack on nothing")
+	case <-time.After(200 * time.Millisecond):
+	}
+	endsSoon(t, s)
 }
 
 // Without a supervisor nothing is connected.

@@ -297,8 +297,16 @@ func destinationAttempts() []Attempt {
 	})
 	works.Class, works.Works, waits.Class, waits.Works = ClassWork, true, ClassWork, true
 	race := sending("destination-race", p, destinationRace)
+	// With another interface than this one, the packets are for the host that is
+	// behind it.
+	interfaces := connect("destination-by-an-interface", 1, "destination", func(c *child, fd int, to unix.Sockaddr) error {
+		if err := unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo"); err != nil {
+			return err
+		}
+		return connectAndWrite(c, fd, to)
+	})
 	return []Attempt{
-		works, waits, race,
+		works, waits, race, interfaces,
 		connect("destination-port-elsewhere", 2, "other-destination", connectAndWrite),
 		connect("destination-fast-open-elsewhere", 2, "other-destination", sendto(unix.MSG_FASTOPEN)).about(domain.PropertyOtherSockets, Seccomp),
 		sending("destination-mptcp-elsewhere", domain.PropertyOtherSockets, socketTry(unix.AF_INET, unix.SOCK_STREAM, protoMPTCP, func(c *child) (unix.Sockaddr, error) {
