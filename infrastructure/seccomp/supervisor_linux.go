@@ -223,7 +223,7 @@ func (s *Supervisor) connect(n *notification, to unix.Sockaddr) error {
 // is taken, for as long as the child has said; a signal ends that (socket(7)).
 func (s *Supervisor) letGo(fd int) {
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	defer runtime.UnlockOSThread() //nolint:forbidigo // this thread is not restricted
 	tid := unix.Gettid()
 	s.mu.Lock()
 	s.letting[tid] = struct{}{}
