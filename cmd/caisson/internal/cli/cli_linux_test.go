@@ -635,7 +635,7 @@ func TestPlan(t *testing.T) {
 
 	got = b.run("plan", "--agent", "claude", "--gateway", "off")
 	require.Equal(t, 0, got.code, got.stderr)
-	for _, s := range []string{"tcp connect      443\n", "udp              allow", "UDP is allowed, to any host: the name api.anthropic.com", "holds the credential"} {
+	for _, s := range []string{"tcp connect      443  # 443: claude: its model API\n", "udp              allow  # claude: the name api.anthropic.com", "UDP is allowed, to any host: the name api.anthropic.com", "holds the credential"} {
 		require.Contains(t, got.stdout, s)
 	}
 	b.requireUntouched()
