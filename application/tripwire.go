@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/caisson-run/caisson/domain"
 )
@@ -78,7 +79,13 @@ const (
 // each tripwire. One that has more counts as changed, because it cannot be told.
 const maxTripwireNames = 64 << 10
 
-// tooMany stands for a tripwire of which not everything was looked at.
+// maxTripwireDepth is how deep directories are looked into, below the workspace:
+// far above what any tool reads. What it takes to get to a name grows with its
+// depth, so a deep chain would hold the turn's end for hours. A directory that is
+// deeper counts as changed, too.
+const maxTripwireDepth = 64
+
+// tooMany stands for what was not looked at as a whole.
 const tooMany = "too many files"
 
 // trips is what the tripwires of a workspace looked like: by path, a digest of
@@ -114,6 +121,9 @@ func (s trips) look(root *os.Root, t tripwire) error {
 			s.unreadable(name, err)
 			return nil
 		case entry.IsDir() && t.not:
+			return fs.SkipDir
+		case entry.IsDir() && strings.Count(name, "/") >= maxTripwireDepth:
+			s[name] = tooMany
 			return fs.SkipDir
 		case entry.IsDir():
 			return nil
@@ -155,7 +165,8 @@ func digestOf(root *os.Root, name string, entry fs.DirEntry, of func([]byte) []b
 	if !read || info.Size() > maxTripwireBytes {
 		return fmt.Sprint(mode, info.Size(), info.ModTime().UnixNano()), nil
 	}
-	f, err := root.Open(name)
+	// A pipe that has taken its place since must not make us wait.
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return "", err
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -181,4 +182,32 @@ func TestATripwireWithTooManyFilesCountsAsChanged(t *testing.T) {
 	require.Len(t, got, 1)
 	require.Equal(t, ".idea", got[0].Path)
 	require.Equal(t, "update", got[0].Kind)
+}
+
+// A chain of directories must not hold the turn's end: what it takes to get to the
+// last one grows with the square of their number.
+func TestDeepTripwiresAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	deepest, err := os.OpenRoot(dir)
+	require.NoError(t, err)
+	down := func(name string) {
+		require.NoError(t, deepest.Mkdir(name, 0o700))
+		next, err := deepest.OpenRoot(name)
+		require.NoError(t, err)
+		require.NoError(t, deepest.Close())
+		deepest = next
+	}
+	down(".vscode")
+	const depth = 1500
+	for range depth {
+		down("d")
+	}
+	require.NoError(t, deepest.Close())
+	begun := time.Now()
+	seen, err := lookAtTripwires(dir)
+	require.NoError(t, err)
+	require.Less(t, time.Since(begun), 3*time.Second)
+	changes := seen.since(seen)
+	require.Len(t, changes, 1, "it cannot be told, so it counts as changed")
+	require.Equal(t, ".vscode"+strings.Repeat("/d", maxTripwireDepth), changes[0].Path)
 }
