@@ -463,39 +463,3 @@ func sweep(dir *os.Root, name string) error {
 	}
 	return err
 }
-
-// removeTree removes name and all below it. Tools leave directories behind that
-// their owner cannot write to (Go's module cache is one), so a refusal is
-// answered by making the directories writable and trying again.
-func removeTree(dir *os.Root, name string) error {
-	err := dir.RemoveAll(name)
-	if !errors.Is(err, fs.ErrPermission) {
-		return err
-	}
-	unlock(dir, name)
-	return dir.RemoveAll(name)
-}
-
-// unlock makes every directory at and below name writable. Only directories
-// are opened, one component at a time, so no link is followed; what it cannot
-// change is left for the removal to report.
-func unlock(parent *os.Root, name string) {
-	info, err := parent.Lstat(name)
-	if err != nil || !info.IsDir() || parent.Chmod(name, 0o700) != nil {
-		return
-	}
-	dir, err := parent.OpenRoot(name)
-	if err != nil {
-		return
-	}
-	defer dir.Close()
-	entries, err := fs.ReadDir(dir.FS(), ".")
-	if err != nil {
-		return
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			unlock(dir, e.Name())
-		}
-	}
-}
