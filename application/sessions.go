@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/domain"
@@ -28,6 +29,11 @@ func lastUsed(r domain.SessionRecord) time.Time {
 	return r.Updated
 }
 
+// settlesAtOnce is how many sessions are looked at together: to settle one is
+// mostly waiting for its processes to stay gone, and an orchestrator may have died
+// with a thousand.
+const settlesAtOnce = 16
+
 // Sessions returns the stored sessions, the last used one first. A turn whose
 // orchestrator died is settled on the way: what is left of it is ended, and it
 // gets its final. What cannot be read or settled is in the error; the others are
@@ -40,10 +46,22 @@ func (o *Orchestrator) Sessions(ctx context.Context) ([]SessionInfo, error) {
 	if err != nil {
 		return nil, err
 	}
+	found := make([]SessionInfo, len(ids))
+	failed := make([]error, len(ids))
+	var all sync.WaitGroup
+	places := make(chan struct{}, settlesAtOnce)
+	for i, id := range ids {
+		places <- struct{}{}
+		all.Go(func() {
+			found[i], failed[i] = o.info(ctx, id)
+			<-places
+		})
+	}
+	all.Wait()
 	var infos []SessionInfo
 	var errs []error
-	for _, id := range ids {
-		info, err := o.info(ctx, id)
+	for i, info := range found {
+		err := failed[i]
 		switch {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)

@@ -45,6 +45,11 @@ func (s *Spawner) Probe(ctx context.Context, spec ProbeSpec) (_ domain.Probe, er
 	if !spec.Line.Sandbox.IsConfined() || s.cfg.Enforcer == nil {
 		return domain.Probe{}, nil
 	}
+	end, err := s.begin(ctx, spec.Line)
+	if err != nil {
+		return domain.Probe{}, err
+	}
+	defer end()
 	conf, err := s.cfg.Enforcer.Prepare(ctx, spec.Line.Sandbox, spec.Line)
 	if err != nil {
 		return domain.Probe{}, err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"syscall"
 
 	"github.com/caisson-run/caisson/domain"
@@ -33,13 +34,34 @@ type Config struct {
 
 // Spawner starts children. It is safe for concurrent use.
 type Spawner struct {
-	cfg Config
+	cfg      Config
+	starting chan struct{} // has an element for every start that is under way
 }
 
 // NewSpawner returns a spawner.
 func NewSpawner(cfg Config) *Spawner {
 	warmUp()
-	return &Spawner{cfg: cfg}
+	return &Spawner{cfg: cfg, starting: make(chan struct{}, startsAtOnce())}
+}
+
+// startsAtOnce bounds the starts that are under way at the same time; the others
+// wait. A start takes a thread and some forty descriptors, so a thousand at once
+// exceed what a process may have, and are no faster: they are work for the
+// processors, and a little waiting for a shell.
+func startsAtOnce() int { return max(16, 4*runtime.GOMAXPROCS(0)) }
+
+// begin waits for a start's turn; end gives it to the next one.
+func (s *Spawner) begin(ctx context.Context, line domain.SpawnLine) (end func(), err error) {
+	err = context.Cause(ctx)
+	if err == nil {
+		select {
+		case s.starting <- struct{}{}:
+			return func() { <-s.starting }, nil
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	return nil, &domain.SpawnError{Step: "not started", Argv0: line.Path, Err: err}
 }
 
 // stdio holds the files that become the child's descriptors 0, 1 and 2. They
@@ -117,9 +139,11 @@ func (s *Spawner) start(ctx context.Context, line domain.SpawnLine, files stdio,
 	if err := line.Validate(); err != nil {
 		return nil, err
 	}
-	if err := context.Cause(ctx); err != nil {
-		return nil, &domain.SpawnError{Step: "not started", Argv0: line.Path, Err: err}
+	end, err := s.begin(ctx, line)
+	if err != nil {
+		return nil, err
 	}
+	defer end()
 	mark := cmp.Or(opts.mark, newMark())
 	line.Env = append(append([]string(nil), line.Env...), markName+"="+mark)
 
