@@ -25,7 +25,7 @@ TURNS    ?= 10
 CRASHES  ?= 10
 
 .PHONY: build test test-short check fmt-check vet lint clis race user bench bench-full \
-	stress soak crash test-full fuzz examples generate-check clean
+	stress soak crash big test-full fuzz examples generate-check clean
 
 build: ## the command, bin/caisson; static, and spawns a little faster than with cgo
 	CGO_ENABLED=0 $(GO) build -o bin/caisson ./cmd/caisson
@@ -99,7 +99,10 @@ crash: ## KILLS orchestrators killed at random moments, as root and as a user; w
 	KILLS=$(KILLS) tools/crash.sh
 
 test-full: FUZZTIME = 10m
-test-full: test stress soak crash fuzz ## and what takes too long for CI
+big: ## streams of 200 MB, of a line of 64 MB, of a million events, and of random bytes
+	$(GO) test -timeout 30m -count 1 -run '^TestBigStreams$$' -v ./tests/e2e -args -big 1
+
+test-full: test stress soak crash big fuzz ## and what takes too long for CI
 
 fuzz: ## every fuzz target for FUZZTIME; writes docs/fuzz.log
 	FUZZTIME=$(FUZZTIME) tools/fuzz.sh

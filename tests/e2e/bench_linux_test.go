@@ -92,3 +92,34 @@ func BenchmarkEvents(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkCancel measures from the kill of a confined turn with runaways to its
+// final, before which its tree is gone and its log is on disk.
+func BenchmarkCancel(b *testing.B) {
+	testkit.RequireLandlock(b, 6)
+	env := map[string]string{"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+	c, err := composition.New(b.Context(), composition.WithStateRoot(filepath.Join(b.TempDir(), "state")),
+		composition.WithAgentAdapter(fakecli.NewAdapter(claude.New(), testkit.FakeProgram())),
+		composition.WithEnviron(func(name string) (string, bool) { v, ok := env[name]; return v, ok }))
+	require.NoError(b, err)
+	s, err := c.Orchestrator.Open(b.Context(), application.OpenRequest{Agent: domain.AgentClaude, Workspace: b.TempDir()})
+	require.NoError(b, err)
+	prompt := fakecli.Script("fork 3", "sh setsid env -i /bin/sleep 1000 >/dev/null 2>&1 & echo started", "say now", "hang")
+	var took time.Duration
+	for b.Loop() {
+		turn, err := s.Send(b.Context(), prompt)
+		require.NoError(b, err)
+		var begun time.Time
+		for e, err := range turn.Events() {
+			require.NoError(b, err)
+			if text, ok := e.Reply.(domain.Text); ok && text.Text == "now" {
+				begun = time.Now()
+				turn.Kill(nil)
+			}
+		}
+		require.False(b, begun.IsZero())
+		took += time.Since(begun)
+	}
+	b.ReportMetric(float64(took.Microseconds())/1000/float64(b.N), "ms/kill")
+	require.NoError(b, c.Close(b.Context()))
+}
