@@ -98,10 +98,10 @@ soak: ## SPAWNS confined spawns, then SESSIONS sessions at once, as root and as 
 crash: ## KILLS orchestrators killed at random moments, as root and as a user; writes docs/crash.log
 	KILLS=$(KILLS) tools/crash.sh
 
-test-full: FUZZTIME = 10m
 big: ## streams of 200 MB, of a line of 64 MB, of a million events, and of random bytes
 	$(GO) test -timeout 30m -count 1 -run '^TestBigStreams$$' -v ./tests/e2e -args -big 1
 
+test-full: FUZZTIME = 10m
 test-full: test stress soak crash big fuzz ## and what takes too long for CI
 
 fuzz: ## every fuzz target for FUZZTIME; writes docs/fuzz.log
