@@ -78,6 +78,12 @@ func (s *Spawner) Probe(ctx context.Context, spec ProbeSpec) (_ domain.Probe, er
 			return err
 		}
 		answering = supervise(supervisor) // the thread's own connect asks too
+		// One that nobody has taken ends with the confinement, and what asks then
+		// fails instead of waiting: an enforcer that wraps another one may hide that
+		// it is a ports.Supervised.
+		if err := conf.Close(); err != nil {
+			return err
+		}
 		for i := range p.attempts {
 			if a := &p.attempts[i]; a.notAsked == "" {
 				a.err = a.do()

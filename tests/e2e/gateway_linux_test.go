@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"net"
 	"net/http"
@@ -197,26 +198,36 @@ func TestTheGatewayOfASession(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { require.NoError(t, decoy.Close()) }()
 			require.True(t, dials(t, decoy.Addr().String()), "the companion")
-			script := fakecli.Script("env "+key[agent],
+			// Events have no secret's value, so the child tells its digest.
+			script := fakecli.Script(`sh printf %s "$`+key[agent]+`" | sha256sum`,
 				fmt.Sprintf("connect 127.0.0.1:%d", port(mine)), fmt.Sprintf("connect 127.0.0.1:%d", port(sibling)),
 				fmt.Sprintf("connect 127.0.0.1:%d", model.Port()), "connect "+decoy.Addr().String())
 			outcome := func(session *application.Session) (token string, statuses []domain.ToolStatus, final domain.Final) {
+				for _, v := range session.Plan().GatewayEnv() {
+					if v.Name == key[agent] {
+						token = v.Value
+					}
+				}
+				digest := fmt.Sprintf("%x  -", sha256.Sum256([]byte(token)))
+				told := false
 				turn, err := session.Send(t.Context(), script)
 				require.NoError(t, err)
 				for e, err := range turn.Events() {
 					require.NoError(t, err)
 					switch r := e.Reply.(type) {
-					case domain.Text:
-						if v, ok := strings.CutPrefix(r.Text, key[agent]+"="); ok {
-							token = v
-						}
 					case domain.ToolResult:
+						if !told {
+							told = true
+							require.Equal(t, digest, strings.TrimSpace(r.Output), "the child has the session's token")
+							continue
+						}
 						statuses = append(statuses, r.Status)
 					case domain.Final:
 						final = r
 					default:
 					}
 				}
+				require.True(t, told)
 				return token, statuses, final
 			}
 			token, statuses, final := outcome(mine)
