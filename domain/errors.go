@@ -176,7 +176,7 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("session %s is in use, in this process or in another one: wait for its turn to end, or open a new session", e.Session)
+	return fmt.Sprintf("session %s is in use, in this process or in another one: wait for its turn to end, or end the Caisson that runs it", e.Session)
 }
 
 // Is makes it match its sentinel.

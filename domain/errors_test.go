@@ -100,7 +100,7 @@ func TestErrorTexts(t *testing.T) {
 			"session " + someID + " was opened under another sandbox plan (digest , now ):" +
 				strings.Repeat("\n  - x", 12) + "\n  … and 3 more\n" + sameAgain},
 
-		{&domain.BusyError{Session: someID}, "session " + someID + " is in use, in this process or in another one: wait for its turn to end, or open a new session"},
+		{&domain.BusyError{Session: someID}, "session " + someID + " is in use, in this process or in another one: wait for its turn to end, or end the Caisson that runs it"},
 
 		{&domain.TransitionError{Session: someID, From: domain.SessionRunning, Step: "start a turn"}, "session " + someID + ": cannot start a turn while running"},
 

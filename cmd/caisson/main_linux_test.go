@@ -287,3 +287,15 @@ func TestAnIgnoredHangupStaysIgnored(t *testing.T) {
 	awaitLine(t, out, "alive")
 	require.NoError(t, cmd.Wait())
 }
+
+// Sandboxes do not nest: the filter of the outer one denies what the inner one
+// needs, and the inner one says so.
+func TestOneInsideOfAnother(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	p := newPlace(t)
+	cmd := p.command("exec", "--rw", p.workspace, "--rox", p.program, "--",
+		"/bin/sh", "-c", `XDG_STATE_HOME=$PWD/state exec "$0" "$@"`, p.program, asCaisson, "exec", "--", "true")
+	out, err := cmd.CombinedOutput()
+	require.NotEqual(t, 0, code(t, err), "%s", out)
+	require.Contains(t, string(out), "another Caisson", "%s", out)
+}

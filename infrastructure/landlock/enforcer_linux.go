@@ -194,6 +194,8 @@ func (e *Enforcer) ruleFailed(r domain.PathRule, err error) error {
 		f.Remedy = "grant nothing below a directory that somebody else changes links in"
 	case errors.Is(err, errSelf):
 		f.Remedy = "grant /proc, or leave the rule out: the child's own directory does not exist yet"
+	case errors.Is(err, unix.ENOSYS):
+		f.Remedy = "a seccomp filter denies the call, often that of another Caisson, inside of which there can be none: start this one outside of it; or the kernel is older than 5.6"
 	case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
 		f.Remedy = "raise the limit on open files (ulimit -n)"
 	case errors.Is(err, fs.ErrPermission):

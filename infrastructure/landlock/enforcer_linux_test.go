@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -826,4 +827,12 @@ func TestReceiptsAreCopies(t *testing.T) {
 	r := c.Receipt()
 	r.Rules[0].Path, r.ConnectTCP[0], r.Layers[0], r.Properties[0].Mechanism, r.Open[0] = "x", 9, "x", "x", "x"
 	require.Equal(t, want, c.Receipt())
+}
+
+func TestAFilterThatDeniesOpenat2IsNamed(t *testing.T) {
+	r := ro("/usr")
+	err := New().ruleFailed(r, &fs.PathError{Op: "openat2", Path: r.Path, Err: unix.ENOSYS})
+	require.ErrorIs(t, err, unix.ENOSYS)
+	require.ErrorContains(t, err, "a seccomp filter denies the call, often that of another Caisson")
+	require.NotContains(t, err.Error(), "create it")
 }

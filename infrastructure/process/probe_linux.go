@@ -63,10 +63,9 @@ func (s *Spawner) Probe(ctx context.Context, spec ProbeSpec) (_ domain.Probe, er
 	p := &probe{spec: spec, statuses: s.cfg.Enforcer.Supports(spec.Line.Sandbox), receipt: receipt}
 	defer func() { err = errors.Join(err, p.clear()) }()
 	if err := p.prepare(); err != nil {
-		return domain.Probe{}, &domain.EnforcementError{
-			Step: "prepare the probe", ABI: receipt.ABI, Err: err,
-			Remedy: "the session's private directories must be writable, and a file descriptor free",
-		}
+		// Nothing is restricted yet: no sandbox failed, and none is refused.
+		return domain.Probe{}, fmt.Errorf("make the files that the sandbox is tried with: %w; "+
+			"the session's private directories and TMPDIR must be writable and have space left, and a file descriptor must be free", err)
 	}
 	var answering *supervision
 	err = onThrowawayThread(func(func()) error {

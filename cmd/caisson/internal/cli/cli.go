@@ -46,14 +46,33 @@ func Main(ctx context.Context, p Process) int {
 	root := app.root()
 	root.SetArgs(p.Args)
 	root.SetIn(p.Stdin)
-	root.SetOut(p.Stdout)
+	help := &remembering{Writer: p.Stdout}
+	root.SetOut(help)
 	root.SetErr(p.Stderr)
 	err := root.ExecuteContext(ctx)
+	if help.err != nil && (err == nil || errors.Is(err, help.err)) {
+		err = notWritten(help.err)
+	}
 	code := app.code
 	if err != nil {
 		code = app.fail(err)
 	}
 	return code
+}
+
+// remembering is a writer for cobra's own output, the help, whose failures it
+// takes for nothing.
+type remembering struct {
+	io.Writer
+	err error // the first one
+}
+
+func (r *remembering) Write(p []byte) (int, error) {
+	n, err := r.Writer.Write(p)
+	if r.err == nil {
+		r.err = err
+	}
+	return n, err
 }
 
 // app is one run of the program.

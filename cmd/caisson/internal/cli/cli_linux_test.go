@@ -393,6 +393,28 @@ func TestAFullDiskIsNotCalledAClosedOutput(t *testing.T) {
 	require.NotContains(t, got.stderr, "closed")
 }
 
+// What was not said must not look like an answer: explain's 1 is one.
+func TestAnOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
+	b := newBench(t)
+	b.stdout = full{}
+	for args, code := range map[string]int{
+		"--help": 1, "run --help": 1, "help exec": 1, "--version": 1, "version": 1, "sessions list": 1, "plan --agent claude": 1,
+		"policy schema": 1, "explain /usr": 2, "explain /nonexistent": 2,
+	} {
+		got := b.run(strings.Fields(args)...)
+		require.Equal(t, code, got.code, "%s: %s", args, got.stderr)
+		require.Contains(t, got.stderr, "standard output cannot be written", args)
+	}
+}
+
+func TestExplainHasNoAnswerWithoutAStateDirectory(t *testing.T) {
+	b := newBench(t)
+	b.state = "/proc/caisson"
+	got := b.run("explain", "/usr")
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Contains(t, got.stderr, "state directory")
+}
+
 // closed is a standard output whose reader leaves after a while.
 type closed struct{ after int }
 
@@ -681,6 +703,8 @@ func TestExplain(t *testing.T) {
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stdout, `"allowed":false`)
 	require.Contains(t, got.stdout, `"change":{"rules":[],"connect_tcp":[],"destinations":["127.0.0.1:80","[::1]:80"],"unix_sockets":"deny"}`)
+	got = b.run("explain", "--connect-tcp", "81", "tcp:localhost:80")
+	require.Contains(t, got.stdout, "  would allow it   --connect 127.0.0.1:80 --connect [::1]:80\n", "it takes both")
 	got = b.run("explain", "--connect", "localhost:80", "tcp:localhost:80")
 	require.Equal(t, 0, got.code, got.stdout)
 	got = b.run("explain", "--rw", ".", "none/at/all")

@@ -51,8 +51,8 @@ func (a *app) doctor(ctx context.Context, asJSON bool) error {
 	if !asJSON {
 		line = doctorText(d, os.Geteuid() == 0)
 	}
-	if _, err := a.Stdout.Write(line); err != nil {
-		return failure{err}
+	if err := a.print(line); err != nil {
+		return err
 	}
 	if !d.Proof.Holds() {
 		a.code = exitRefused

@@ -37,8 +37,8 @@ with --agent or --resume, and that of "caisson exec" otherwise; the other flags
 are theirs. The answer is the sandbox's alone: modes and owners of files may deny
 more.
 
-Exit codes: 0 allowed; 1 denied; 2 usage, or a question that makes no sense or
-is about what you cannot look at.`,
+Exit codes: 0 allowed; 1 denied; 2 usage, a question that makes no sense or is
+about what you cannot look at, or no answer because something failed.`,
 		Example: `  caisson explain --agent claude ~/.ssh/id_ed25519
   caisson explain --agent codex --op rename --to ../elsewhere notes.txt
   caisson explain --rw . tcp:localhost:5432 -- make test`,
@@ -55,7 +55,7 @@ is about what you cannot look at.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			e, err := a.explain(cmd.Context(), &flags, args, op, to)
 			if err != nil {
-				return err
+				return noVerdict(err)
 			}
 			text := jsonl.AppendExplanation(nil, e)
 			if !out.json {
@@ -64,10 +64,7 @@ is about what you cannot look at.`,
 			if !e.Allowed {
 				a.code = exitDenied
 			}
-			if _, err := a.Stdout.Write(text); err != nil {
-				return failure{err}
-			}
-			return nil
+			return noVerdict(a.print(text))
 		},
 	}
 	cmd.Flags().StringVar(&op, "op", string(domain.OpRead), "the `OPERATION` on a path: read, write, exec, create, delete or rename")
@@ -75,6 +72,14 @@ is about what you cannot look at.`,
 	flags.addTo(cmd)
 	out.add(cmd.Flags())
 	return cmd
+}
+
+// noVerdict gives a failure a code that is no answer.
+func noVerdict(err error) error {
+	if err == nil || exitCode(err) != exitDenied {
+		return err
+	}
+	return coded{err, exitUsage}
 }
 
 // explain answers the question.
@@ -201,8 +206,9 @@ func explanation(e domain.Explanation) []byte {
 		verdict = "allowed"
 	}
 	text := fmt.Appendf(nil, "%s: %s\n  because          %s\n", verdict, ui.Line(e.Question), ui.Line(e.Because))
-	for _, flag := range changeFlags(e.Change) {
-		text = fmt.Appendf(text, "  would allow it   %s\n", flag)
+	if flags := changeFlags(e.Change); len(flags) > 0 {
+		// One line: it takes them all.
+		text = fmt.Appendf(text, "  would allow it   %s\n", strings.Join(flags, " "))
 	}
 	for _, note := range e.Notes {
 		text = fmt.Appendf(text, "  note             %s\n", ui.Line(note))

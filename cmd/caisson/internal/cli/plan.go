@@ -63,8 +63,5 @@ func (a *app) plan(ctx context.Context, request application.OpenRequest, asJSON 
 		}
 		text = fmt.Appendf(text, "  digest           %s\n", preview.Plan.Digest())
 	}
-	if _, err := a.Stdout.Write(text); err != nil {
-		return failure{err}
-	}
-	return nil
+	return a.print(text)
 }

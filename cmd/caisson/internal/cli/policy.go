@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -268,6 +269,12 @@ func (a *app) untrustPolicy(_ context.Context, path string) error {
 
 func (a *app) initPolicy(_ context.Context, path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return usageError{&domain.InvalidError{
+			What: "policy", Value: path, Reason: "there is one already, which is not overwritten",
+			Remedy: "edit it, name another file, or remove it first",
+		}}
+	}
 	if err != nil {
 		return usageError{err}
 	}

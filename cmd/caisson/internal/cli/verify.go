@@ -356,8 +356,8 @@ func (v *verification) tell(took time.Duration) error {
 	if v.flags.json {
 		text = v.lines(fault, took)
 	}
-	if _, err := v.app.Stdout.Write(text); err != nil {
-		return failure{err}
+	if err := v.app.print(text); err != nil {
+		return err
 	}
 	if v.report == nil {
 		return nil

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"io"
 	"runtime"
 	"runtime/debug"
 
@@ -15,11 +14,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := io.WriteString(a.Stdout, versionLine())
-			if err != nil {
-				return failure{err}
-			}
-			return nil
+			return a.print([]byte(versionLine()))
 		},
 	}
 }
