@@ -111,6 +111,9 @@ func New(cfg Config) (*Orchestrator, error) {
 	return o, nil
 }
 
+// StateRoot returns the directory of the stored sessions.
+func (o *Orchestrator) StateRoot() string { return o.store.Root() }
+
 // Agents returns the kinds of the agents that there are adapters for, sorted.
 func (o *Orchestrator) Agents() []domain.AgentKind {
 	kinds := make([]domain.AgentKind, 0, len(o.agents))

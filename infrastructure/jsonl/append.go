@@ -423,6 +423,7 @@ type Doctor struct {
 	Properties []domain.PropertyStatus
 	Agents     []DoctorAgent
 	Proof      Proof
+	State      DoctorState
 }
 
 // DoctorAgent is one agent that was looked for.
@@ -431,6 +432,12 @@ type DoctorAgent struct {
 	Path    string // "" if it was not found
 	Version string
 	Error   string // why it was not found
+}
+
+// DoctorState is what became of an attempt to write in the state directory.
+type DoctorState struct {
+	Path  string // "" if there is none
+	Error string // why nothing can be kept there, "" if it can
 }
 
 // Proof is the result of a confined child's two attempts, and of the same
@@ -472,6 +479,10 @@ func AppendDoctor(dst []byte, d Doctor) []byte {
 	o.bool("unconfined", d.Proof.Unconfined)
 	o.orNull("error", d.Proof.Error)
 	o.bool("holds", d.Proof.Holds())
+	o.close('}')
+	o.open("state", '{')
+	o.orNull("path", d.State.Path)
+	o.orNull("error", d.State.Error)
 	o.close('}')
 	return endLine(o, start)
 }

@@ -390,6 +390,7 @@ func TestDoctor(t *testing.T) {
 			{Kind: domain.AgentCodex, Error: "not on PATH"},
 		},
 		Proof: jsonl.Proof{Allowed: true, Denied: true, Unconfined: true},
+		State: jsonl.DoctorState{Path: "/home/me/.local/state/caisson"},
 	}
 	golden(t, "doctor", jsonl.AppendDoctor(nil, d))
 	require.True(t, d.Proof.Holds())

@@ -894,8 +894,40 @@ func TestTheDoctorNamesWhatIsMissingLineByLine(t *testing.T) {
 	got := b.run("doctor")
 	require.Equal(t, 3, got.code, got.stdout)
 	require.Regexp(t, `(?m)^  failed +the sandbox cannot be enforced here:$`, got.stdout)
-	require.Regexp(t, `(?m)^ +filesystem: .*--waive filesystem\)$`, got.stdout)
+	require.Regexp(t, `(?m)^ +filesystem: .*[^)]$`, got.stdout)
 	require.NotContains(t, got.stdout, `\n`)
+	require.NotContains(t, got.stdout, "--waive filesystem", "it has no such flag")
+	require.Contains(t, got.stdout, "run, exec and shell do without what --waive names")
+	got = b.run("demo")
+	require.Equal(t, 3, got.code, got.stderr)
+	require.Contains(t, got.stderr, "\n    filesystem: ")
+	require.NotContains(t, got.stderr, "--waive filesystem", "it has no such flag")
+}
+
+func TestTheDoctorTriesTheStateDirectory(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	b := newBench(t)
+	got := b.run("doctor")
+	require.Equal(t, 0, got.code, got.stdout)
+	require.Contains(t, got.stdout, b.state+", which can be written")
+	left, err := os.ReadDir(b.state)
+	require.NoError(t, err)
+	require.Empty(t, left)
+
+	b.state = "/proc/caisson"
+	got = b.run("doctor")
+	require.Equal(t, 1, got.code, got.stdout)
+	require.Contains(t, got.stdout, "the sandbox holds, but no session can be kept")
+	require.Contains(t, got.stdout, "XDG_STATE_HOME")
+	got = b.run("doctor", "--json")
+	require.Equal(t, 1, got.code, got.stdout)
+	require.Contains(t, got.stdout, `"state":{"path":null,"error":"state directory`)
+	// One that is there, but takes no file.
+	b.state = "/proc/self/fdinfo"
+	got = b.run("doctor")
+	require.Equal(t, 1, got.code, got.stdout)
+	require.Contains(t, got.stdout, "the sandbox holds, but no session can be kept")
 }
 
 func TestWithoutATemporaryDirectory(t *testing.T) {

@@ -31,7 +31,10 @@ func (a *app) doctorCommand() *cobra.Command {
 and prove it with a confined child that may write in one directory and must not
 write in another, and with the same child unconfined.
 
-Exit codes: 0 the proof holds; 2 usage; 3 it does not.`,
+It also tries whether sessions can be kept in the state directory.
+
+Exit codes: 0 the proof holds; 1 it does, but no session can be kept, or
+something failed; 2 usage; 3 it does not.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), asJSON) },
 	}
@@ -46,6 +49,9 @@ func (a *app) doctor(ctx context.Context, asJSON bool) error {
 		return failure{err}
 	}
 	a.examine(ctx, &d)
+	if d.State.Path, err = a.tryState(ctx); err != nil {
+		d.State.Error = err.Error()
+	}
 
 	line := jsonl.AppendDoctor(nil, d)
 	if !asJSON {
@@ -54,8 +60,11 @@ func (a *app) doctor(ctx context.Context, asJSON bool) error {
 	if err := a.print(line); err != nil {
 		return err
 	}
-	if !d.Proof.Holds() {
+	switch {
+	case !d.Proof.Holds():
 		a.code = exitRefused
+	case d.State.Error != "":
+		a.code = exitFailed
 	}
 	return nil
 }
@@ -84,6 +93,33 @@ func (a *app) findAgents(ctx context.Context) (agents []jsonl.DoctorAgent, err e
 	return agents, nil
 }
 
+// tryState writes a file in the state directory, which it returns, and removes it
+// again.
+func (a *app) tryState(ctx context.Context) (root string, err error) {
+	caisson, err := a.compose(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, caisson.Close(context.WithoutCancel(ctx))) }()
+	root = caisson.Orchestrator.StateRoot()
+	bad := func(err error) error {
+		return &domain.InvalidError{
+			What: "state directory", Value: root, Reason: "cannot be written", Err: err,
+			Remedy: "make space there, or set XDG_STATE_HOME to a directory that you can write to",
+		}
+	}
+	f, err := os.CreateTemp(root, "doctor-")
+	if err != nil {
+		return root, bad(err)
+	}
+	// A full disk may still take an empty file.
+	_, err = f.Write(make([]byte, 64<<10))
+	if err = errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name())); err != nil {
+		return root, bad(err)
+	}
+	return root, nil
+}
+
 // judged says of every property that the plan asks for and that is not enforced
 // whether the plan waives it.
 func judged(plan domain.SandboxPlan, statuses []domain.PropertyStatus) []domain.PropertyStatus {
@@ -109,7 +145,7 @@ func kernelRelease() string {
 func (a *app) examine(ctx context.Context, d *jsonl.Doctor) {
 	failed := func(err error) {
 		if err != nil && d.Proof.Error == "" {
-			d.Proof.Error = err.Error()
+			d.Proof.Error = noWaiver(err, "doctor").Error()
 		}
 	}
 	dir, err := tempDir("caisson-doctor-")
@@ -228,6 +264,12 @@ func doctorText(d jsonl.Doctor, root bool) []byte {
 			row("  "+string(g.Kind), "%s", strings.TrimSpace(g.Path+" "+g.Version))
 		}
 	}
+	fmt.Fprintf(&b, "\nsessions\n")
+	if d.State.Error != "" {
+		row("  state directory", "%s", d.State.Error)
+	} else {
+		row("  state directory", "%s, which can be written", d.State.Path)
+	}
 	fmt.Fprintf(&b, "\nproof\n")
 	verdict := map[bool]string{true: "yes", false: "NO"}
 	if d.Proof.Error != "" {
@@ -241,10 +283,13 @@ func doctorText(d jsonl.Doctor, root bool) []byte {
 		row("  outside of it", "the kernel denied the write: %s", verdict[d.Proof.Denied])
 		row("  unconfined", "the same child wrote there: %s", verdict[d.Proof.Unconfined])
 	}
-	if d.Proof.Holds() {
-		b.WriteString("\nthe sandbox holds\n")
-	} else {
+	switch {
+	case !d.Proof.Holds():
 		b.WriteString("\nthe sandbox does NOT hold here: caisson refuses to run agents with it\n")
+	case d.State.Error != "":
+		b.WriteString("\nthe sandbox holds, but no session can be kept: caisson cannot run agents until the state directory can be written\n")
+	default:
+		b.WriteString("\nthe sandbox holds\n")
 	}
 	return b.Bytes()
 }

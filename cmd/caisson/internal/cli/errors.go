@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/policyfile"
@@ -103,6 +104,31 @@ func exitCode(err error) int {
 	}
 	return exitFailed
 }
+
+// noWaiver leaves the flag out of a refusal's remedies that the command does not
+// have.
+func noWaiver(err error, command string) error {
+	strict := (*domain.StrictnessError)(nil)
+	if !errors.As(err, &strict) {
+		return err
+	}
+	return unwaivable{strict, command}
+}
+
+type unwaivable struct {
+	*domain.StrictnessError
+	command string
+}
+
+func (e unwaivable) Error() string {
+	s := "the sandbox cannot be enforced here:"
+	for _, m := range e.Missing {
+		s += fmt.Sprintf("\n  %s: %s", m.Property, m.Detail)
+	}
+	return s + "\n" + e.command + " waives nothing; run, exec and shell do without what --waive names"
+}
+
+func (e unwaivable) Unwrap() error { return e.StrictnessError }
 
 // failure marks an error of what a command does, as against its arguments.
 type failure struct{ error }
