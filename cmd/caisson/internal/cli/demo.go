@@ -152,7 +152,7 @@ func (d *demo) step(ctx context.Context, number int, s demoStep) error {
 	result := jsonl.DemoStep{Step: s.name, Shows: s.shows, Checks: checks, Duration: time.Since(start)}
 	d.failed = d.failed || !result.Pass()
 	if d.printer == nil {
-		return d.app.print(jsonl.AppendDemoStep(nil, result))
+		return d.app.write(jsonl.AppendDemoStep(nil, result))
 	}
 	for _, c := range checks {
 		verdict := "PASS"

@@ -57,7 +57,7 @@ func (a *app) doctor(ctx context.Context, asJSON bool) error {
 	if !asJSON {
 		line = doctorText(d, os.Geteuid() == 0)
 	}
-	if err := a.print(line); err != nil {
+	if err := a.write(line); err != nil {
 		return err
 	}
 	switch {

@@ -64,7 +64,7 @@ about what you cannot look at, or no answer because something failed.`,
 			if !e.Allowed {
 				a.code = exitDenied
 			}
-			return noVerdict(a.print(text))
+			return noVerdict(a.write(text))
 		},
 	}
 	cmd.Flags().StringVar(&op, "op", string(domain.OpRead), "the `OPERATION` on a path: read, write, exec, create, delete or rename")

@@ -63,5 +63,5 @@ func (a *app) plan(ctx context.Context, request application.OpenRequest, asJSON 
 		}
 		text = fmt.Appendf(text, "  digest           %s\n", preview.Plan.Digest())
 	}
-	return a.print(text)
+	return a.write(text)
 }

@@ -98,7 +98,7 @@ docs/policy.md describes the format.`,
 		file("init [FILE]", "Write a policy to begin with", a.initPolicy),
 		&cobra.Command{
 			Use: "schema", Short: "Print the JSON Schema of policy files", Args: noArgs,
-			RunE: func(*cobra.Command, []string) error { return a.print(policyfile.Schema()) },
+			RunE: func(*cobra.Command, []string) error { return a.write(policyfile.Schema()) },
 		},
 	)
 	return cmd
@@ -175,7 +175,7 @@ func (a *app) checkPolicy(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	return a.print(append([]byte(ui.Line(path)+": well formed\n"), files(documents)...))
+	return a.write(append([]byte(ui.Line(path)+": well formed\n"), files(documents)...))
 }
 
 // files lists the files of a policy.
@@ -214,7 +214,7 @@ func (a *app) showPolicy(ctx context.Context, path string, agent domain.AgentKin
 	if found.DirectAPI {
 		out = append(out, "  gateway          off\n"...)
 	}
-	return a.print(append(out, files(documents)...))
+	return a.write(append(out, files(documents)...))
 }
 
 // trust returns the store of what is trusted.
@@ -245,7 +245,7 @@ func (a *app) trustPolicy(ctx context.Context, path string) error {
 	if err := trust.Add(documents); err != nil {
 		return failure{err}
 	}
-	return a.print(append([]byte("trusted, as it is now:\n"), files(documents)...))
+	return a.write(append([]byte("trusted, as it is now:\n"), files(documents)...))
 }
 
 func (a *app) untrustPolicy(_ context.Context, path string) error {
@@ -264,7 +264,7 @@ func (a *app) untrustPolicy(_ context.Context, path string) error {
 	case !was:
 		return usageError{&domain.InvalidError{What: "policy", Value: path, Reason: "not trusted", Remedy: "nothing is to be done"}}
 	}
-	return a.print([]byte("no longer trusted: " + ui.Line(path) + "\n"))
+	return a.write([]byte("no longer trusted: " + ui.Line(path) + "\n"))
 }
 
 func (a *app) initPolicy(_ context.Context, path string) error {
@@ -282,5 +282,5 @@ func (a *app) initPolicy(_ context.Context, path string) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return failure{errors.Join(err, os.Remove(path))}
 	}
-	return a.print(fmt.Appendf(nil, "written: %s\nuse it with \"caisson policy trust %s\"\n", ui.Line(path), ui.Line(path)))
+	return a.write(fmt.Appendf(nil, "written: %s\nuse it with \"caisson policy trust %s\"\n", ui.Line(path), ui.Line(path)))
 }

@@ -69,7 +69,7 @@ func (a *app) sessionsList() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.with(cmd.Context(), func(ctx context.Context, o *application.Orchestrator) error {
 				infos, err := o.Sessions(ctx)
-				return errors.Join(a.print(listing(infos, out.json, time.Now())), err)
+				return errors.Join(a.write(listing(infos, out.json, time.Now())), err)
 			})
 		},
 	}
@@ -77,8 +77,8 @@ func (a *app) sessionsList() *cobra.Command {
 	return cmd
 }
 
-// print writes to standard output.
-func (a *app) print(text []byte) error {
+// write writes to standard output.
+func (a *app) write(text []byte) error {
 	if _, err := a.Stdout.Write(text); err != nil {
 		return notWritten(err)
 	}
@@ -157,9 +157,9 @@ func (a *app) sessionsShow() *cobra.Command {
 					return err
 				}
 				if out.json {
-					return a.print(jsonl.AppendSession(nil, info.SessionRecord, info.Running))
+					return a.write(jsonl.AppendSession(nil, info.SessionRecord, info.Running))
 				}
-				return a.print(description(info))
+				return a.write(description(info))
 			})
 		},
 	}
@@ -275,7 +275,7 @@ func (a *app) sessionsPrune() *cobra.Command {
 				for _, id := range removed {
 					text = fmt.Appendln(text, id)
 				}
-				return errors.Join(a.print(text), err)
+				return errors.Join(a.write(text), err)
 			})
 		},
 	}

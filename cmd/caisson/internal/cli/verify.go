@@ -356,7 +356,7 @@ func (v *verification) tell(took time.Duration) error {
 	if v.flags.json {
 		text = v.lines(fault, took)
 	}
-	if err := v.app.print(text); err != nil {
+	if err := v.app.write(text); err != nil {
 		return err
 	}
 	if v.report == nil {

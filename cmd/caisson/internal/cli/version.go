@@ -14,7 +14,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return a.print([]byte(versionLine()))
+			return a.write([]byte(versionLine()))
 		},
 	}
 }
