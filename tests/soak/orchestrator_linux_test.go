@@ -117,7 +117,11 @@ func orchestrate(cfg config) error {
 	if cfg.First {
 		l.idle, l.running = newBarrier(cfg.Sessions), newBarrier(cfg.Sessions)
 	}
-	l.tell("ready")
+	done := 0
+	for _, s := range slots {
+		done += s.turns
+	}
+	l.tell("ready %d", done)
 	var all sync.WaitGroup
 	for n := range cfg.Sessions {
 		all.Go(func() {
