@@ -265,6 +265,9 @@ var sessionContract = []contractCase[SessionHarness]{
 		"kill", "Kill ends a turn as cancelled, also one that is being cancelled, and the session goes on",
 		func(tb testing.TB, h SessionHarness) {
 			s := h.open(tb)
+			// An agent that is killed before it has kept its conversation cannot go on
+			// with it.
+			h.turn(tb, s, h.Prompts.Say("first"))
 			for _, cancelled := range []bool{false, true} {
 				turn := h.send(tb, s, h.Prompts.Hang)
 				if cancelled {
