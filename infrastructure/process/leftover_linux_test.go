@@ -68,7 +68,7 @@ func TestLeftoversAreEnded(t *testing.T) {
 	s := NewSpawner(Config{})
 	for name, script := range map[string]string{
 		"with its root":           "setsid sleep 1000 & echo $! > a; sleep 1000 & echo $! > b; echo $$ > c; wait",
-		"adopted by init":         "(setsid sleep 1000 & echo $! > a); (sleep 1000 & echo $! > b); echo $$ > c; exit 0",
+		"adopted by init":         "(setsid sleep 1000 & echo $! > a); (sleep 1000 & echo $! > b); echo $$ > c; sleep 1000", // a root that ends has its orchestrator take the tree along
 		"without an environment":  "env -i sleep 1000 & echo $! > a; env -i setsid sleep 1000 & echo $! > b; echo $$ > c; wait",
 		"deaf to signals":         "trap '' TERM INT HUP; sleep 1000 & echo $! > a; sleep 1001 & echo $! > b; echo $$ > c; wait",
 		"in a group of their own": "set -m; sleep 1000 & echo $! > a; sleep 1001 & echo $! > b; echo $$ > c; wait",
