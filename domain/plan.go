@@ -440,10 +440,8 @@ func (p SandboxPlan) Validate() error {
 		}
 	}
 	for _, d := range p.destinations {
-		at := d.Addr()
-		// A link-local address of IPv6 is one host's on every link.
-		if !d.IsValid() || d.Port() == 0 || at.IsUnspecified() || at.IsMulticast() || at.Is6() && at.IsLinkLocalUnicast() {
-			bad("destination", d.String(), "not the address of one host, with a port", "for example 127.0.0.1:8080 or [::1]:8080")
+		if !isDestination(d) {
+			errs = append(errs, notADestination(d.String()))
 		}
 	}
 	for _, port := range p.connectTCP {

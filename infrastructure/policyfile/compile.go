@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -317,28 +318,18 @@ func (f *file) putOrigin(line string, at spot) {
 	}
 }
 
-// What the standard library takes beyond the schema's forms, such as a port 080 or
-// a time of -.5h, is refused: one document has one meaning everywhere.
-var (
-	timePattern    = regexp.MustCompile(timeForm)
-	connectPattern = regexp.MustCompile(connectForm)
-)
+// What the standard library takes beyond the schema's form, such as a time of -.5h,
+// is refused: one document has one meaning everywhere.
+var timePattern = regexp.MustCompile(timeForm)
 
-// connect adds a destination. A name would have to be resolved now, and might lead
-// elsewhere when it is used.
+// connect adds a destination.
 func (f *file) connect(item *value, key string) {
-	addresses := []string{item.text}
-	if port, ok := strings.CutPrefix(item.text, "localhost:"); ok {
-		addresses = []string{"127.0.0.1:" + port, "[::1]:" + port}
+	destinations, err := domain.ParseDestination(item.text)
+	if invalid := (*domain.InvalidError)(nil); errors.As(err, &invalid) {
+		f.bad(item.at, key, fmt.Sprintf("%q is %s", item.text, invalid.Reason), invalid.Remedy)
+		return
 	}
-	for _, a := range addresses {
-		d, err := netip.ParseAddrPort(a)
-		if err != nil || !connectPattern.MatchString(item.text) || d.Port() == 0 || d.Addr().IsUnspecified() || d.Addr().Zone() != "" {
-			f.bad(item.at, key, fmt.Sprintf("%q is not the address of one host with a port", item.text),
-				"for example 127.0.0.1:8080, [::1]:8080 or localhost:8080; a name may lead elsewhere later, so resolve it yourself")
-			return
-		}
-		d = netip.AddrPortFrom(d.Addr().Unmap(), d.Port())
+	for _, d := range destinations {
 		if line := "tcp connect " + d.String(); f.once(line, item.at, key) {
 			f.destinations = append(f.destinations, destination{address: d, key: key, at: item.at})
 			f.putOrigin(line, item.at)

@@ -155,8 +155,12 @@ func (f *policyFlags) policy(abs func(string) string) (application.Policy, error
 	if p.BindTCP, err = portNumbers("--bind-tcp", f.bindTCP, 0); err != nil {
 		return p, err
 	}
-	if p.Destinations, err = destinations(f.connect); err != nil {
-		return p, err
+	for _, s := range f.connect {
+		ds, err := domain.ParseDestination(s)
+		if err != nil {
+			return p, fmt.Errorf("--connect: %w", err)
+		}
+		p.Destinations = append(p.Destinations, ds...)
 	}
 	p.UDP = f.udp
 	switch f.unix {
@@ -255,29 +259,6 @@ func portNumbers(flag string, values []string, least uint64) ([]uint16, error) {
 			return nil, &domain.InvalidError{What: flag, Value: s, Reason: "no port number", Remedy: fmt.Sprintf("%d to 65535", least)}
 		}
 		list = append(list, uint16(n))
-	}
-	return list, nil
-}
-
-// destinations parses addresses with a port. A name would have to be resolved
-// now, and might lead elsewhere when it is used.
-func destinations(values []string) ([]netip.AddrPort, error) {
-	var list []netip.AddrPort
-	for _, s := range values {
-		addresses := []string{s}
-		if port, ok := strings.CutPrefix(s, "localhost:"); ok {
-			addresses = []string{"127.0.0.1:" + port, "[::1]:" + port}
-		}
-		for _, a := range addresses {
-			d, err := netip.ParseAddrPort(a)
-			if err != nil {
-				return nil, &domain.InvalidError{
-					What: "--connect", Value: s, Reason: "not the address of a host with a port",
-					Remedy: "for example 127.0.0.1:8080, [::1]:8080 or localhost:8080; a name may lead elsewhere later, so resolve it yourself",
-				}
-			}
-			list = append(list, d)
-		}
 	}
 	return list, nil
 }
