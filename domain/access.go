@@ -2,6 +2,7 @@ package domain
 
 import (
 	"math/bits"
+	"slices"
 	"strings"
 )
 
@@ -81,6 +82,41 @@ func (a Access) Rights() []Access {
 	return rights
 }
 
+// Names returns the names of the single rights of a, in bit order.
+func (a Access) Names() []string {
+	names := make([]string, 0, bits.OnesCount32(uint32(a)))
+	for _, r := range a.Rights() {
+		names = append(names, accessNames[bits.TrailingZeros32(uint32(r))])
+	}
+	return names
+}
+
+// RightOf returns the single right of that name, 0 if there is none.
+func RightOf(name string) Access {
+	if i := slices.Index(accessNames[:], name); i >= 0 {
+		return 1 << i
+	}
+	return 0
+}
+
+// UsualAccess is one of the usual sets, by the name that flags and policies have
+// for it.
+type UsualAccess struct {
+	Name   string // landrun's: "ro", "rox", "rw", "rwx"
+	Access Access
+	Grants string // what it lets one do, in words
+}
+
+// UsualAccesses returns the usual sets, the smallest first.
+func UsualAccesses() []UsualAccess {
+	return []UsualAccess{
+		{"ro", AccessRead, "reading"},
+		{"rox", AccessReadExec, "reading and running"},
+		{"rw", AccessReadWrite, "reading and writing"},
+		{"rwx", AccessReadWriteExec, "reading, writing and running"},
+	}
+}
+
 // String names the set by the short form that a policy uses where there is
 // one ("read+write"), and lists the rights otherwise ("{execute,read_file}").
 func (a Access) String() string {
@@ -96,10 +132,7 @@ func (a Access) String() string {
 	case AccessReadWriteExec:
 		return "read+write+exec"
 	}
-	var names []string
-	for _, r := range a.Rights() {
-		names = append(names, accessNames[bits.TrailingZeros32(uint32(r))])
-	}
+	names := a.Names()
 	if a&^allAccess != 0 {
 		names = append(names, "undefined")
 	}

@@ -110,3 +110,26 @@ func TestTheUsualSets(t *testing.T) {
 	require.True(t, domain.AccessWrite.Has(domain.AccessRefer), "git and npm rename between directories")
 	require.True(t, domain.AccessWrite.Has(domain.AccessTruncate))
 }
+
+func TestNamesOfRights(t *testing.T) {
+	for _, r := range everyRight {
+		require.Equal(t, []string{r.name}, r.right.Names())
+		require.Equal(t, r.right, domain.RightOf(r.name))
+	}
+	require.Empty(t, domain.Access(0).Names())
+	require.Equal(t, []string{"read_file", "read_dir"}, domain.AccessRead.Names())
+	for _, name := range []string{"", "read", "READ_FILE", "undefined"} {
+		require.Zero(t, domain.RightOf(name), name)
+	}
+}
+
+func TestUsualAccesses(t *testing.T) {
+	got := map[string]domain.Access{}
+	for _, u := range domain.UsualAccesses() {
+		require.NotEmpty(t, u.Grants)
+		got[u.Name] = u.Access
+	}
+	require.Equal(t, map[string]domain.Access{
+		"ro": domain.AccessRead, "rox": domain.AccessReadExec, "rw": domain.AccessReadWrite, "rwx": domain.AccessReadWriteExec,
+	}, got)
+}

@@ -141,9 +141,9 @@ func (c Change) Grant(place string, missing Access) Change {
 // smallestSet returns the smallest usual set that has the rights, or the rights
 // themselves if none has.
 func smallestSet(a Access) Access {
-	for _, set := range []Access{AccessRead, AccessReadExec, AccessReadWrite, AccessReadWriteExec} {
-		if set.Has(a) {
-			return set
+	for _, usual := range UsualAccesses() {
+		if usual.Access.Has(a) {
+			return usual.Access
 		}
 	}
 	return a

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -262,16 +261,8 @@ func (o *object) properties(name string, ps []domain.PropertyStatus) {
 }
 
 func (o *object) access(name string, a domain.Access) {
-	o.open(name, '[')
-	for _, r := range a.Rights() {
-		o.str("", rightName(r))
-	}
-	o.close(']')
+	o.strs(name, a.Names())
 }
-
-// rightName is Landlock's name of a single right: domain prints the set of it
-// in braces.
-func rightName(r domain.Access) string { return strings.Trim(r.String(), "{}") }
 
 // AppendExplanation appends the answer to a question about a plan as one line of
 // type "explanation".

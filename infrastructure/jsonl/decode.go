@@ -2,7 +2,6 @@ package jsonl
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 	"time"
 
@@ -269,15 +268,6 @@ func (w wireEvent) final() domain.Final {
 	return f
 }
 
-// rights has every single right by its name on the wire.
-var rights = func() map[string]domain.Access {
-	m := map[string]domain.Access{}
-	for _, r := range domain.Access(math.MaxUint32).Rights() {
-		m[rightName(r)] = r
-	}
-	return m
-}()
-
 func (w wireReceipt) domain() (domain.Receipt, error) {
 	r := domain.Receipt{
 		Unconfined: w.Unconfined, Why: w.Why, Preset: w.Preset, Enforcer: w.Enforcer, ABI: w.ABI,
@@ -300,8 +290,8 @@ func (w wireReceipt) domain() (domain.Receipt, error) {
 	for _, g := range w.Rules {
 		rule := domain.GrantedRule{Path: g.Path, Canonical: g.Canonical, Skipped: g.Skipped, Why: g.Why}
 		for _, name := range g.Access {
-			right, ok := rights[name]
-			if !ok {
+			right := domain.RightOf(name)
+			if right == 0 {
 				return domain.Receipt{}, fmt.Errorf("unknown access right %q", name)
 			}
 			rule.Access |= right

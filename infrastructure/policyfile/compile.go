@@ -129,7 +129,11 @@ func (f *file) each(v *value, name, prefix string, do func(item *value, key stri
 func (f *file) section(v *value, prefix string) {
 	f.each(v, "groups", prefix, f.group)
 	if w := v.get("workspace"); w != nil {
-		f.out.Workspace = accessOf(w.text)
+		for _, usual := range domain.UsualAccesses() {
+			if usual.Name == w.text {
+				f.out.Workspace = usual.Access
+			}
+		}
 		f.out.Origins[domain.OriginWorkspace] = f.why(w.at)
 		f.workspaceAt = w.at.String()
 	}
@@ -173,14 +177,14 @@ func (f *file) group(item *value, key string) {
 }
 
 func (f *file) paths(v *value, prefix string) {
-	for _, a := range accesses {
-		f.each(v, a.word, prefix, func(item *value, key string) { f.path(item, key, a.access, domain.Required) })
-		f.each(v, "optional_"+a.word, prefix, func(item *value, key string) { f.path(item, key, a.access, domain.Optional) })
+	for _, a := range domain.UsualAccesses() {
+		f.each(v, a.Name, prefix, func(item *value, key string) { f.path(item, key, a.Access, domain.Required) })
+		f.each(v, "optional_"+a.Name, prefix, func(item *value, key string) { f.path(item, key, a.Access, domain.Optional) })
 	}
 	f.each(v, "rule", prefix, func(item *value, key string) {
 		var access domain.Access
 		f.each(item, "rights", key+".", func(right *value, key string) {
-			bit := rightOf(right.text)
+			bit := domain.RightOf(right.text)
 			if access.Has(bit) {
 				f.bad(right.at, key, "said twice: "+right.text, "")
 			}
@@ -196,15 +200,6 @@ func (f *file) paths(v *value, prefix string) {
 		}
 		f.path(item.get("path"), key+".path", access, presence)
 	})
-}
-
-func rightOf(name string) domain.Access {
-	for _, r := range (^domain.Access(0)).Rights() {
-		if strings.Trim(r.String(), "{}") == name {
-			return r
-		}
-	}
-	return 0
 }
 
 // path adds a rule.

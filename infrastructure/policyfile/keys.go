@@ -44,28 +44,6 @@ func table(name, doc string, keys ...key) key {
 	return key{name: name, doc: doc, kind: kindTable, keys: keys}
 }
 
-// accesses are the words for access to a path, by landrun's names, as the flags
-// have them.
-var accesses = []struct {
-	word   string
-	access domain.Access
-	grants string
-}{
-	{"ro", domain.AccessRead, "reading"},
-	{"rox", domain.AccessReadExec, "reading and running"},
-	{"rw", domain.AccessReadWrite, "reading and writing"},
-	{"rwx", domain.AccessReadWriteExec, "reading, writing and running"},
-}
-
-func accessOf(word string) domain.Access {
-	for _, a := range accesses {
-		if a.word == word {
-			return a.access
-		}
-	}
-	return 0
-}
-
 const (
 	pathForm    = `^(/|\$\{)`
 	memoryForm  = `^[1-9][0-9]*([KMGT](iB)?)?$`
@@ -79,16 +57,14 @@ const (
 func sectionKeys() []key {
 	path := key{kind: kindString, form: pathForm}
 	var paths []key
-	for _, a := range accesses {
-		paths = append(paths, list(a.word, "Grant "+a.grants+" of these paths and all below them. Each must exist.", path))
+	for _, a := range domain.UsualAccesses() {
+		paths = append(paths, list(a.Name, "Grant "+a.Grants+" of these paths and all below them. Each must exist.", path))
 	}
-	for _, a := range accesses {
-		paths = append(paths, list("optional_"+a.word, "The same as "+a.word+", of those that exist.", path))
+	for _, a := range domain.UsualAccesses() {
+		paths = append(paths, list("optional_"+a.Name, "The same as "+a.Name+", of those that exist.", path))
 	}
-	var rights, waivers []string
-	for _, r := range (^domain.Access(0)).Rights() {
-		rights = append(rights, strings.Trim(r.String(), "{}"))
-	}
+	rights := (^domain.Access(0)).Names()
+	var waivers []string
 	for _, p := range domain.Properties() {
 		waivers = append(waivers, string(p))
 	}
@@ -98,8 +74,8 @@ func sectionKeys() []key {
 	paths = append(paths, list("rule", "Grant single rights.", table("", "", pathKey, rightsKey,
 		key{name: "optional", doc: "Pass over a path that does not exist.", kind: kindBool})))
 	words := []string{}
-	for _, a := range accesses {
-		words = append(words, a.word)
+	for _, a := range domain.UsualAccesses() {
+		words = append(words, a.Name)
 	}
 	port := key{kind: kindInteger, least: 1, most: math.MaxUint16}
 	anyPort := port

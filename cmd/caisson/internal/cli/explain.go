@@ -221,9 +221,9 @@ func changeFlags(c domain.Change) []string {
 	var flags []string
 	for _, r := range c.Rules {
 		name := r.Access.String()
-		for _, f := range accessOf {
-			if f.access == r.Access {
-				name = "--" + f.name
+		for _, usual := range domain.UsualAccesses() {
+			if usual.Access == r.Access {
+				name = "--" + usual.Name
 			}
 		}
 		flags = append(flags, name+" "+ui.Line(strconv.Quote(r.Path)))

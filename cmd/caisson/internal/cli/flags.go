@@ -45,28 +45,16 @@ type pathFlag struct {
 	presence domain.Presence
 }
 
-// accessOf has the access that each path flag grants, by landrun's names.
-var accessOf = []struct {
-	name   string
-	access domain.Access
-	grants string
-}{
-	{"ro", domain.AccessRead, "reading"},
-	{"rox", domain.AccessReadExec, "reading and running"},
-	{"rw", domain.AccessReadWrite, "reading and writing"},
-	{"rwx", domain.AccessReadWriteExec, "reading, writing and running"},
-}
-
 func (f *policyFlags) add(flags *pflag.FlagSet) {
 	f.said = flags
 	flags.StringVar(&f.file, "policy", "", "the policy in `FILE`, to which the other flags add; none for no file. By default "+policyfile.Name+" of the workspace, if you have trusted it, or else your own (see caisson policy --help)")
-	for _, a := range accessOf {
+	for _, a := range domain.UsualAccesses() {
 		for _, presence := range []domain.Presence{domain.Required, domain.Optional} {
-			name, usage := a.name, "grant "+a.grants+" of `PATH` and all below it"
+			name, usage := a.Name, "grant "+a.Grants+" of `PATH` and all below it"
 			if presence == domain.Optional {
-				name, usage = "optional-"+a.name, "the same as --"+a.name+", if `PATH` exists"
+				name, usage = "optional-"+a.Name, "the same as --"+a.Name+", if `PATH` exists"
 			}
-			flags.Var(&pathValue{list: &f.paths, flag: pathFlag{flag: "--" + name, access: a.access, presence: presence}}, name, usage)
+			flags.Var(&pathValue{list: &f.paths, flag: pathFlag{flag: "--" + name, access: a.Access, presence: presence}}, name, usage)
 		}
 	}
 	flags.StringArrayVar(&f.connectTCP, "connect-tcp", nil, "allow TCP connections to `PORT`, on any host")
