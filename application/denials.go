@@ -29,12 +29,13 @@ type denials struct {
 // stand in it, and only if the plan really denies what was tried. What a file's
 // mode denies is none of its business.
 func (d *denials) notes(output string) []domain.ReplyEvent {
-	if !d.plan.IsConfined() || len(d.said) >= maxDenialNotes {
+	output = output[:min(len(output), maxDenialText)]
+	if !d.plan.IsConfined() || len(d.said) >= maxDenialNotes || !deniedLine(output) {
 		return nil
 	}
 	var notes []domain.ReplyEvent
 	tries := maxDenialTries
-	for line := range strings.Lines(output[:min(len(output), maxDenialText)]) {
+	for line := range strings.Lines(output) {
 		if !deniedLine(line) {
 			continue
 		}

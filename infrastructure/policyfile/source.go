@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -120,15 +121,16 @@ func (s *Source) workspaces(path, config string, place ports.PolicyPlace) (found
 	if err != nil || trusted == nil {
 		return found, false, err
 	}
-	if _, err := read(path, false); err != nil {
-		return found, false, &ChangedError{Path: path, File: path, Err: cause(err)}
-	}
+	changed := false
 	found, documents, err := load(path, place, false, func(d Document) error {
-		if !slices.Contains(trusted, d) {
+		if changed = !slices.Contains(trusted, d); changed {
 			return &ChangedError{Path: path, File: d.Path}
 		}
 		return nil
 	}, s.Replaced)
+	if err != nil && len(documents) == 0 && !changed {
+		err = &ChangedError{Path: path, File: path, Err: errors.Unwrap(err)} // it could not be read
+	}
 	if err != nil {
 		return ports.FoundPolicy{}, false, err
 	}

@@ -90,6 +90,20 @@ a plan grants: the workspace, the system's programs, the agent's own private
 directories, and the way to its model. What cannot be enforced is refused, and
 every turn begins with a receipt of what was.`
 
+// commandOnly is for a command that only has others below it: what is no command
+// of its is an error.
+func commandOnly(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("no command %q%s", args[0], seeHelp(cmd))}
+	}
+	return nil
+}
+
+// needsCommand is what such a command does by itself.
+func needsCommand(cmd *cobra.Command, _ []string) error {
+	return usageError{fmt.Errorf("no command%s", seeHelp(cmd))}
+}
+
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "caisson",
@@ -97,16 +111,9 @@ func (a *app) root() *cobra.Command {
 		Long:          long,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("no command %q%s", args[0], seeHelp(cmd))}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("no command%s", seeHelp(cmd))}
-		},
-		Version: version(),
+		Args:          commandOnly,
+		RunE:          needsCommand,
+		Version:       version(),
 	}
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{fmt.Errorf("%w%s", err, seeHelp(cmd))} })

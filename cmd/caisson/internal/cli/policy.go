@@ -54,15 +54,8 @@ to the file; of what there can be one of, such as a limit, the flag's counts.
 A workspace's file may have been written by an agent. So it is used only as you
 trusted it, with all files that it extends; any change needs your trust again.
 docs/policy.md describes the format.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("no command %q%s", args[0], seeHelp(cmd))}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("no command%s", seeHelp(cmd))}
-		},
+		Args: commandOnly,
+		RunE: needsCommand,
 	}
 	file := func(use, short string, run func(ctx context.Context, path string) error) *cobra.Command {
 		return &cobra.Command{

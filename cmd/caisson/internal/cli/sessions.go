@@ -28,15 +28,8 @@ shortened to its beginning, and "last" is the session that was used last.
 
 A turn whose Caisson died is settled by the first command that meets it: what is
 left of its processes is ended, and it gets its final event.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("no command %q%s", args[0], seeHelp(cmd))}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("no command%s", seeHelp(cmd))}
-		},
+		Args: commandOnly,
+		RunE: needsCommand,
 	}
 	cmd.AddCommand(a.sessionsList(), a.sessionsShow(), a.sessionsReplay(), a.sessionsRemove(), a.sessionsPrune())
 	return cmd
