@@ -9,6 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 kills=${KILLS:-200}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. tools/log.sh
 export CAISSON_REQUIRE_LANDLOCK=1
 
 pkg=tests/crash
@@ -19,31 +20,17 @@ go test -race -c -o "$work/crash.test" ./$pkg
 part() {
 	local who=$1
 	shift
-	echo "as $who" >&2
-	if ! "$@" -test.run="^$test\$" -test.v -test.timeout=2h -kills="$kills" >"$work/out" 2>&1; then
-		tail -n 200 "$work/out"
-		echo "crash: failed as $who" >&2
-		exit 1
-	fi
-	if ! grep -q "^--- PASS: $test " "$work/out" || grep -E '^ *--- SKIP' "$work/out"; then
-		echo "crash: did not run as $who" >&2
-		exit 1
-	fi
+	prove "crash as $who" "$test" "$@" -test.run="^$test\$" -test.v -test.timeout=2h -kills="$kills"
 	{
 		echo
 		echo "as $who: passed"
-		sed -nE 's/^ *crash_linux_test.go:[0-9]+: /  /p' "$work/out"
+		told crash_linux_test.go
 	} >>"$work/log"
 }
 
 {
 	echo "make crash KILLS=$kills"
-	echo
-	echo "date          $(date -u +%Y-%m-%dT%H:%M:%SZ)"
-	echo "commit        $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with local changes')"
-	echo "kernel        $(uname -sr) $(uname -m), $(nproc) processors"
-	echo "Landlock ABI  $(go run -C tools ./abi)"
-	echo "Go            $(go env GOVERSION), race detector on"
+	heading
 } >"$work/log"
 
 part "uid $(id -u)" env -C $pkg "$work/crash.test"

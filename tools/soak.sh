@@ -13,6 +13,7 @@ spawns=${SPAWNS:-10000}
 sessions=${SESSIONS:-1000} turns=${TURNS:-10} crashes=${CRASHES:-10}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. tools/log.sh
 export CAISSON_REQUIRE_LANDLOCK=1
 
 pkg=infrastructure/process
@@ -25,20 +26,11 @@ part() {
 	local who=$1 procs=$2 test=$3
 	shift 3
 	local flags=(-test.run="^TestSoakOfSpawns\$/^$test\$" -test.v -test.timeout=2h -soak="$spawns")
-	echo "as $who: $test" >&2
-	if ! nice "$@" "${flags[@]}" >"$work/out" 2>&1; then
-		tail -n 200 "$work/out"
-		echo "soak: failed as $who ($test)" >&2
-		exit 1
-	fi
-	if ! grep -qE "^ *--- PASS: TestSoakOfSpawns/$test " "$work/out" || grep -E '^ *--- SKIP' "$work/out"; then
-		echo "soak: $test did not run as $who" >&2
-		exit 1
-	fi
+	prove "soak of spawns as $who: $test" "TestSoakOfSpawns/$test" nice "$@" "${flags[@]}"
 	{
 		echo
 		echo "as $who, ${procs}: passed"
-		sed -nE 's/^ *soak_linux_test.go:[0-9]+: /  /p' "$work/out"
+		told soak_linux_test.go
 	} >>"$work/log"
 }
 
@@ -49,31 +41,17 @@ sessions() {
 	local flags=(-test.run='^TestSoakOfSessions$' -test.v -test.timeout=2h -sessions="$sessions" -turns="$turns" -crashes="$crashes" -alone=200)
 	local load
 	load=$(cut -d' ' -f1 /proc/loadavg)
-	echo "as $who: sessions" >&2
-	if ! nice "$@" "${flags[@]}" >"$work/out" 2>&1; then
-		tail -n 200 "$work/out"
-		echo "soak: failed as $who (sessions)" >&2
-		exit 1
-	fi
-	if ! grep -q '^--- PASS: TestSoakOfSessions ' "$work/out" || grep -E '^ *--- SKIP' "$work/out"; then
-		echo "soak: the sessions did not run as $who" >&2
-		exit 1
-	fi
+	prove "soak of sessions as $who" TestSoakOfSessions nice "$@" "${flags[@]}"
 	{
 		echo
 		echo "as $who, without the race detector, load before $load: passed"
-		sed -nE 's/^ *soak_linux_test.go:[0-9]+: /  /p' "$work/out"
+		told soak_linux_test.go
 	} >>"$work/log"
 }
 
 {
 	echo "make soak SPAWNS=$spawns SESSIONS=$sessions TURNS=$turns CRASHES=$crashes"
-	echo
-	echo "date          $(date -u +%Y-%m-%dT%H:%M:%SZ)"
-	echo "commit        $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with local changes')"
-	echo "kernel        $(uname -sr) $(uname -m), $(nproc) processors"
-	echo "Landlock ABI  $(go run -C tools ./abi)"
-	echo "Go            $(go env GOVERSION), race detector on"
+	heading
 } >"$work/log"
 
 if [ "$spawns" -gt 0 ]; then

@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 count=${COUNT:-50}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. tools/log.sh
 
 flags=(-test.run='^TestInvariant' -test.count="$count" -test.failfast -test.v -test.timeout=3h)
 export CAISSON_REQUIRE_LANDLOCK=1
@@ -20,16 +21,7 @@ go test -race -c -o "$work/e2e.test" ./tests/e2e
 log() {
 	local who=$1 start=$SECONDS
 	shift
-	echo "as $who: $count runs of the seven invariants" >&2
-	if ! "$@" >"$work/out" 2>&1; then
-		tail -n 200 "$work/out"
-		echo "stress: failed as $who" >&2
-		exit 1
-	fi
-	if grep -E '^ *--- SKIP' "$work/out"; then
-		echo "stress: a skipped test proves nothing (as $who)" >&2
-		exit 1
-	fi
+	prove "$count runs of the seven invariants as $who" "TestInvariant1[A-Za-z]*" "$@"
 	{
 		echo
 		echo "as $who: passed in $((SECONDS - start)) s"
@@ -48,12 +40,7 @@ log() {
 
 {
 	echo "make stress COUNT=$count"
-	echo
-	echo "date          $(date -u +%Y-%m-%dT%H:%M:%SZ)"
-	echo "commit        $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with local changes')"
-	echo "kernel        $(uname -sr) $(uname -m), $(nproc) processors"
-	echo "Landlock ABI  $(go run -C tools ./abi)"
-	echo "Go            $(go env GOVERSION), race detector on"
+	heading
 	echo "command       e2e.test ${flags[*]}"
 } >"$work/log"
 
