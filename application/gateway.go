@@ -148,6 +148,9 @@ func (l *launch) openGateway(ctx context.Context) error {
 	if !l.gated {
 		return nil
 	}
+	if err := l.requireCredential(); err != nil {
+		return err
+	}
 	var err error
 	l.gateway, err = l.o.gateway.Open(ctx, ports.GatewaySpec{
 		Session: l.record.ID, API: *l.fragment.ModelAPI, Credential: l.lateCredential(),
@@ -160,6 +163,19 @@ func (l *launch) openGateway(ctx context.Context) error {
 	l.install.BaseURL, l.install.KeyEnv = l.gateway.BaseURL(), key.Env
 	l.plan = l.plan.WithModelGateway(l.gateway.Port(), l.gatewayEnv(l.gateway.BaseURL(), l.gateway.Token())...)
 	return nil
+}
+
+// requireCredential refuses a session of which every request would be refused.
+// That a credential goes later is the gateway's to tell.
+func (l *launch) requireCredential() error {
+	api := l.fragment.ModelAPI
+	if _, from := l.credential(); from != fromNowhere || !api.NeedsCredential() {
+		return nil
+	}
+	return &domain.InvalidError{
+		What: "model API", Value: api.Address(), Reason: "there is no credential for it",
+		Remedy: "set one of " + credentialNames(api) + " in Caisson's environment, or pass --credential-file NAME=PATH",
+	}
 }
 
 // Where a credential is.

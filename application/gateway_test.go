@@ -325,3 +325,44 @@ func TestAnAddressHasNoPassword(t *testing.T) {
 		require.Equal(t, want, ports.ModelAPI{BaseURL: base}.Address())
 	}
 }
+
+func TestWithoutACredentialNoSessionOpens(t *testing.T) {
+	for base, refused := range map[string]bool{
+		"https://api.example/v1": true, "http://10.0.0.1": true, "http://localhost.example": true,
+		"http://LOCALHOST:80": false, "http://127.0.0.9:80": false, "http://[::1]": false, "https://user:geheim@api.example": false,
+	} {
+		t.Run(base, func(t *testing.T) {
+			api := modelAPI()
+			api.BaseURL = base
+			agent := portstest.FakeAgent{AgentKind: "fake", Program: "/bin/cat", Fragment: ports.PlanFragment{ModelAPI: api}}
+			r, gateways := gatedRig(t, func(c *application.Config) { c.Agents = []ports.AgentAdapter{agent} })
+			_, err := r.Plan(t.Context(), r.request())
+			require.NoError(t, err, "a preview says it in a note")
+			s, err := r.Open(t.Context(), r.request())
+			if !refused {
+				require.NoError(t, err)
+				require.NoError(t, s.Close(t.Context()))
+				return
+			}
+			var invalid *domain.InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.ErrorContains(t, err, base)
+			require.ErrorContains(t, err, "FAKE_TOKEN, FAKE_KEY")
+			require.ErrorContains(t, err, "--credential-file")
+			require.Empty(t, gateways.Opened())
+			stored, err := r.Sessions(t.Context())
+			require.NoError(t, err)
+			require.Empty(t, stored)
+
+			r.env["FAKE_KEY"] = "there"
+			s, err = r.Open(t.Context(), r.request())
+			require.NoError(t, err)
+			require.NoError(t, s.Close(t.Context()))
+			api.NoCredential = true
+			r.env["FAKE_KEY"] = ""
+			s, err = r.Open(t.Context(), r.request())
+			require.NoError(t, err, "the agent goes nowhere")
+			require.NoError(t, s.Close(t.Context()))
+		})
+	}
+}

@@ -2,6 +2,8 @@ package ports
 
 import (
 	"context"
+	"net/netip"
+	"net/url"
 	"strings"
 
 	"github.com/caisson-run/caisson/domain"
@@ -85,6 +87,9 @@ type ModelAPI struct {
 	// BaseURLEnv names the variable that leads the agent to another base URL;
 	// "" if it is told on its command line, from AgentInstall.BaseURL.
 	BaseURLEnv string
+	// NoCredential says that the agent goes to no API, so that it needs no
+	// credential: a fake does.
+	NoCredential bool
 	// Direct is what the agent needs beside to reach the API by itself, without
 	// a gateway: the port, name resolution, variables with the credential.
 	Direct PlanFragment
@@ -102,6 +107,22 @@ func (a ModelAPI) Address() string {
 		end = len(rest)
 	}
 	return scheme + "://" + rest[strings.LastIndexByte(rest[:end], '@')+1:]
+}
+
+// NeedsCredential reports whether the API is sure to refuse a request without a
+// credential, as far as it can be told from here: one on this machine may take
+// it, and one whose base URL has a user name has a credential.
+func (a ModelAPI) NeedsCredential() bool {
+	base, err := url.Parse(a.BaseURL)
+	// What is no URL is refused as that.
+	return err == nil && !a.NoCredential && base.User == nil && !IsLoopback(base.Hostname())
+}
+
+// IsLoopback reports whether the host of a URL is this machine, as far as it can
+// be told without asking anybody.
+func IsLoopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || err == nil && addr.Unmap().IsLoopback()
 }
 
 // APIRoute is one kind of request. Path is what follows the base URL, as it

@@ -36,3 +36,16 @@ func (a adapter) Resolve(string, ports.Host) (ports.AgentInstall, error) {
 		Path: path, Args: []string{Subcommand, string(a.Kind())}, Files: []string{path}, Version: "fake",
 	}, nil
 }
+
+// Needs returns the needs of the real agent, but for the credential: the fake
+// goes to no API.
+func (a adapter) Needs(install ports.AgentInstall, dirs ports.SessionDirs, host ports.Host) (ports.PlanFragment, error) {
+	f, err := a.AgentAdapter.Needs(install, dirs, host)
+	if err != nil || f.ModelAPI == nil {
+		return f, err
+	}
+	api := *f.ModelAPI
+	api.NoCredential = true
+	f.ModelAPI = &api
+	return f, nil
+}

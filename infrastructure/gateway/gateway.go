@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
-	"net/netip"
 	"net/url"
 	"strings"
 	"sync"
@@ -51,7 +50,7 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 	var token [32]byte
 	_, _ = rand.Read(token[:]) // never fails (crypto/rand)
 	g := &gateway{
-		base: base, loopback: isLoopback(base.Hostname()), api: spec.API, credential: spec.Credential, token: hex.EncodeToString(token[:]),
+		base: base, loopback: ports.IsLoopback(base.Hostname()), api: spec.API, credential: spec.Credential, token: hex.EncodeToString(token[:]),
 		routes: make(map[route]*url.URL, len(spec.API.Routes)), done: make(chan struct{}),
 		patience: gs.body,
 	}
@@ -130,13 +129,6 @@ func parseBase(raw string) (*url.URL, error) {
 	return nil, &domain.InvalidError{
 		What: "base URL of the model API", Reason: reason, Remedy: "pass http(s)://HOST[:PORT][/PATH]",
 	}
-}
-
-// isLoopback reports whether a host is this machine, as far as it can be told
-// without asking anybody.
-func isLoopback(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	return strings.EqualFold(host, "localhost") || err == nil && addr.Unmap().IsLoopback()
 }
 
 type route struct{ method, path string }

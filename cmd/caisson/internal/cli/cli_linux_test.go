@@ -1024,3 +1024,19 @@ func TestAnInterruptWhileThePromptIsRead(t *testing.T) {
 	require.Equal(t, 130, got.code, got.stderr)
 	require.Empty(t, got.stdout)
 }
+
+// Every request would be refused, so the turn does not begin.
+func TestRunWithoutACredential(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	b := newBench(t)
+	b.real = true
+	b.compose = []composition.Option{composition.WithEnviron(func(name string) (string, bool) {
+		return map[string]string{"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}[name], true
+	})}
+	got := b.run("run", "--agent", "claude", "--agent-bin", "/bin/true", "hello")
+	require.Equal(t, 2, got.code, got.stderr)
+	require.Contains(t, got.stderr, "there is no credential for it")
+	require.Contains(t, got.stderr, "ANTHROPIC_API_KEY")
+	require.Contains(t, got.stderr, "--credential-file")
+	b.requireUntouched()
+}
