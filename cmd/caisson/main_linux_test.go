@@ -49,7 +49,9 @@ func newPlace(t *testing.T) *place {
 		t: t, program: program, workspace: t.TempDir(),
 		// A directory that the user may not search would make "not found" a
 		// "permission denied", as in execvp(3).
-		env: append(os.Environ(), "XDG_STATE_HOME="+t.TempDir(), "PATH=/usr/bin:/bin"),
+		// The fake behind --agent-bin has the needs of the real agent, a credential
+		// among them.
+		env: append(os.Environ(), "XDG_STATE_HOME="+t.TempDir(), "PATH=/usr/bin:/bin", "ANTHROPIC_API_KEY=made-up"),
 	}
 }
 

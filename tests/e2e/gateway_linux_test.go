@@ -135,8 +135,8 @@ func TestRealClaudeCodeWithASubscription(t *testing.T) {
 	require.Contains(t, h.Get("Anthropic-Beta"), "oauth")
 }
 
-// Without a credential the turn fails at its first request, soon, and with the
-// names of the variables that were looked for.
+// Without a credential no session opens. One that goes later fails the turn at its
+// first request, soon, and with the names of the variables that were looked for.
 func TestRealCLIsWithoutACredential(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	for i, a := range realAgents() {
@@ -146,7 +146,12 @@ func TestRealCLIsWithoutACredential(t *testing.T) {
 			variable := []string{"ANTHROPIC", "OPENAI"}[i]
 			delete(b.env, variable+"_API_KEY")
 			b.env[variable+"_BASE_URL"] = "http://192.0.2.1:9/" // nowhere (RFC 5737)
-			session := b.open(t, b.compose(t), application.OpenRequest{})
+			c := b.compose(t)
+			_, err := c.Orchestrator.Open(t.Context(), application.OpenRequest{Agent: a.kind, AgentBin: b.binary, Workspace: b.workspace})
+			require.ErrorContains(t, err, "there is no credential for it")
+			b.env[variable+"_API_KEY"] = dummyKey
+			session := b.open(t, c, application.OpenRequest{})
+			delete(b.env, variable+"_API_KEY")
 			turn, err := session.Send(t.Context(), "hi")
 			require.NoError(t, err)
 			var final domain.Final

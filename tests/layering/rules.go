@@ -4,7 +4,7 @@ package layering
 // nothing and make no system call on behalf of their caller.
 var pure = []string{
 	"bytes", "cmp", "context", "crypto/sha256", "encoding/hex", "errors", "fmt", "io", "iter",
-	"maps", "math", "math/bits", "net/netip", "path", "slices", "sort", "strconv", "strings", "time",
+	"maps", "math", "math/bits", "net/netip", "net/url", "path", "slices", "sort", "strconv", "strings", "time",
 	"unicode", "unicode/utf8",
 }
 
