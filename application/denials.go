@@ -2,6 +2,7 @@ package application
 
 import (
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,6 +55,32 @@ func (d *denials) notes(output string) []domain.ReplyEvent {
 		}
 	}
 	return notes
+}
+
+// explained returns a notice with what the plan says of the connection that was
+// refused, if it is about one.
+func (d *denials) explained(n domain.Notice) domain.Notice {
+	if n.Refused == (domain.Refusal{}) || !d.plan.IsConfined() {
+		return n
+	}
+	switch n.Refused.Network {
+	case domain.NetworkTCP:
+		to, err := netip.ParseAddrPort(n.Refused.Address)
+		if err != nil {
+			return n
+		}
+		// A connect is refused for other reasons too: an address is not what was
+		// in the call any more when it was looked at, for example.
+		if e, err := ExplainTCP(d.plan, to.Addr().String(), to.Port()); err == nil && !e.Allowed {
+			n.Message = n.Refused.String() + ": " + e.Hint()
+		}
+	case domain.NetworkUDP:
+		if !d.plan.UDP() {
+			n.Message = n.Refused.String() + ": the plan denies UDP, so a program that looks up a host's name finds nothing; " +
+				"to allow it, grant UDP, which reaches every host"
+		}
+	}
+	return n
 }
 
 // deniedLine reports whether a line is of a permission error, as C libraries,

@@ -1,6 +1,7 @@
 package application
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -82,4 +83,34 @@ func TestDenialsAreBounded(t *testing.T) {
 	require.Empty(t, d.notes("cat: "+dir+": Permission denied"))
 	d = denials{plan: domain.NewSandboxPlan("test"), workspace: dir, said: map[string]bool{}}
 	require.Empty(t, d.notes(strings.Repeat(" ", maxDenialText)+"\ncat: "+dir+": Permission denied"), "too far behind")
+}
+
+func TestRefusedConnectionsAreExplained(t *testing.T) {
+	plan := domain.NewSandboxPlan("test").WithConnectTCP(80).WithDestinations(netip.MustParseAddrPort("127.0.0.1:9"))
+	explained := func(plan domain.SandboxPlan, r domain.Refusal) string {
+		d := denials{plan: plan}
+		n := d.explained(domain.Notice{Class: domain.NoticeDenial, Message: "as it came", Refused: r})
+		require.Equal(t, r, n.Refused)
+		return n.Message
+	}
+	elsewhere := domain.Refusal{Network: domain.NetworkTCP, Address: "192.0.2.1:443", Count: 3}
+	require.Equal(t, "the sandbox refused a connection to tcp:192.0.2.1:443 (3 times): "+
+		`the plan denies to connect to TCP port 443 of "192.0.2.1": the plan grants TCP connections to port 80, 127.0.0.1:9 alone; `+
+		"to allow it, grant TCP to 192.0.2.1:443", explained(plan, elsewhere))
+	require.Contains(t, explained(plan, domain.Refusal{Network: domain.NetworkTCP, Address: "[2001:db8::1]:443", Count: 1}), "grant TCP to [2001:db8::1]:443")
+	udp := domain.Refusal{Network: domain.NetworkUDP, Count: 1}
+	require.Contains(t, explained(plan, udp), "the plan denies UDP")
+	for name, c := range map[string]struct {
+		plan    domain.SandboxPlan
+		refusal domain.Refusal
+	}{
+		"unconfined":       {domain.Unconfined("test"), elsewhere},
+		"no refusal":       {plan, domain.Refusal{}},
+		"others":           {plan, domain.Refusal{Count: 7}},
+		"what is allowed":  {plan, domain.Refusal{Network: domain.NetworkTCP, Address: "192.0.2.1:80", Count: 1}},
+		"no address":       {plan, domain.Refusal{Network: domain.NetworkTCP, Address: "x", Count: 1}},
+		"UDP, now allowed": {plan.WithUDP(true), udp},
+	} {
+		require.Equal(t, "as it came", explained(c.plan, c.refusal), name)
+	}
 }

@@ -178,6 +178,8 @@ func (t *Turn) record() {
 			continue
 		case domain.ConversationStarted:
 			t.learn(e.ConversationID)
+		case domain.Notice:
+			reply = denied.explained(e)
 		default: // recorded as it is
 		}
 		keep(reply)

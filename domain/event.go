@@ -170,8 +170,8 @@ const (
 	NoticeCompaction NoticeClass = "compaction"
 	NoticeWarning    NoticeClass = "warning"
 	NoticeInfo       NoticeClass = "info"
-	// NoticeDenial: a permission error that a tool printed is the plan's doing. It is
-	// Caisson's own.
+	// NoticeDenial: a permission error that a tool printed is the plan's doing, or a
+	// connection was refused. It is Caisson's own.
 	NoticeDenial NoticeClass = "denial"
 )
 
@@ -182,6 +182,9 @@ type Notice struct {
 	Message string
 	Attempt int           // of a retry, from 1
 	Delay   time.Duration // until the retry
+	// Refused is the connection that a denial is about; the zero value for every
+	// other notice.
+	Refused Refusal
 }
 
 // Planted is one change of a file from which something runs code later, outside of

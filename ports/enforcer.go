@@ -70,6 +70,11 @@ type Supervisor interface {
 	// Run answers until nothing of the tree is left, ctx ends, or Close. It is
 	// called at most once. An error means that the calls fail from now on.
 	Run(ctx context.Context) error
+	// Refused lists what the tree was refused so far, as far as the supervisor sees
+	// it: each destination once, in the order of the first time. The list is bounded;
+	// what goes beyond is counted in a last element without a network. It does not
+	// wait for Run, and may be called after Close.
+	Refused() []domain.Refusal
 	// Close ends Run and everything that it was doing. Closing twice is no error.
 	Close() error
 }

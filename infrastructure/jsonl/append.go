@@ -121,6 +121,15 @@ func (o *object) reply(r domain.ReplyEvent) {
 		o.str("message", r.Message)
 		o.int("attempt", int64(r.Attempt))
 		o.int("delay_ms", r.Delay.Milliseconds())
+		if o.key("denied"); r.Refused != (domain.Refusal{}) {
+			o.open("", '{')
+			o.orNull("network", string(r.Refused.Network))
+			o.orNull("address", r.Refused.Address)
+			o.int("count", int64(r.Refused.Count))
+			o.close('}')
+		} else {
+			o.null()
+		}
 	case domain.Tripwires:
 		o.open("planted", '[')
 		for _, c := range r.Changes {

@@ -79,6 +79,7 @@ type wireEvent struct {
 	Message        string         `json:"message"`
 	Attempt        int            `json:"attempt"`
 	DelayMS        int64          `json:"delay_ms"`
+	Denied         *wireRefusal   `json:"denied"`
 	Stream         string         `json:"stream"`
 	Line           string         `json:"line"`
 	AgentType      string         `json:"agent_type"`
@@ -99,6 +100,19 @@ type wirePlanted struct {
 	Path string `json:"path"`
 	Kind string `json:"kind"`
 	Runs string `json:"runs"`
+}
+
+type wireRefusal struct {
+	Network string `json:"network"`
+	Address string `json:"address"`
+	Count   uint64 `json:"count"`
+}
+
+func (w *wireRefusal) refusal() domain.Refusal {
+	if w == nil {
+		return domain.Refusal{}
+	}
+	return domain.Refusal{Network: domain.Network(w.Network), Address: w.Address, Count: w.Count}
 }
 
 type wireChange struct {
@@ -231,7 +245,7 @@ func (w wireEvent) reply() (domain.ReplyEvent, error) {
 		return t, nil
 	case "notice":
 		return domain.Notice{
-			Class: domain.NoticeClass(w.Class), Message: w.Message, Attempt: w.Attempt, Delay: millis(w.DelayMS),
+			Class: domain.NoticeClass(w.Class), Message: w.Message, Attempt: w.Attempt, Delay: millis(w.DelayMS), Refused: w.Denied.refusal(),
 		}, nil
 	case "log":
 		return domain.Log{Stream: w.Stream, Line: w.Line}, nil

@@ -78,7 +78,7 @@ var samples = map[string]domain.ReplyEvent{
 		RequestID: "r1", ToolID: "t1", Tool: "Bash", Input: []byte(`[1]`), Decision: "deny", Reason: "policy",
 	},
 	"usage":    domain.UsageReport{Usage: usage, Gateway: &domain.GatewayTraffic{Requests: 5, Refused: 2, Failed: 1}},
-	"notice":   domain.Notice{Class: domain.NoticeRetry, Message: "again", Attempt: 3, Delay: 2 * time.Second},
+	"notice":   domain.Notice{Class: domain.NoticeRetry, Message: "again", Attempt: 3, Delay: 2 * time.Second, Refused: domain.Refusal{Network: "tcp", Address: "192.0.2.1:443", Count: 2}},
 	"log":      domain.Log{Stream: "stderr", Line: "warning: x"},
 	"raw":      domain.Raw{Type: "novelty", JSON: []byte(`{"type":"novelty","n":null}`)},
 	"oversize": domain.Oversize{Bytes: 70_000_000, SHA256: "00ff", Head: []byte(`{"type":"assi`)},

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -29,6 +30,7 @@ func BenchmarkSpawn(b *testing.B) {
 	defer null.Close()
 	confined, confinedByLandlock := NewSpawner(Config{Enforcer: sandbox.Default()}), NewSpawner(Config{Enforcer: landlock.New()})
 	plan := testPlan("")
+	supervised := plan.WithDestinations(netip.MustParseAddrPort("127.0.0.1:9"))
 	line := domain.SpawnLine{Path: "/bin/true", Argv: []string{"true"}, Dir: "/", Env: []string{"PATH=/usr/bin"}}
 	spawn := func(spawner *Spawner, plan domain.SandboxPlan, keeper bool) {
 		line.Sandbox = plan
@@ -63,6 +65,7 @@ func BenchmarkSpawn(b *testing.B) {
 		{"native", func() { spawn(confined, domain.Unconfined("benchmark"), false) }},
 		{"landlock", func() { spawn(confinedByLandlock, plan.WithWaivers(domain.Properties()...), false) }},
 		{"confined", func() { spawn(confined, plan, false) }},
+		{"supervised", func() { spawn(confined, supervised, false) }},
 		{"keeper", func() { spawn(confined, plan, true) }},
 	} {
 		b.Run(kind.name, func(b *testing.B) {

@@ -220,6 +220,9 @@ func (s *Spawner) StartTurn(ctx context.Context, spec TurnSpec) (_ *Run, err err
 // Receipt says what was enforced.
 func (r *Run) Receipt() domain.Receipt { return r.child.receipt }
 
+// Refused lists what the tree was refused so far, see [ports.Supervisor].
+func (r *Run) Refused() []domain.Refusal { return r.child.supervision.refused() }
+
 // Process identifies the main process, also when it is gone.
 func (r *Run) Process() domain.ProcessIdentity { return r.process }
 

@@ -112,6 +112,14 @@ func supervise(s ports.Supervisor) *supervision {
 	return v
 }
 
+// refused lists what the tree was refused so far.
+func (v *supervision) refused() []domain.Refusal {
+	if v == nil {
+		return nil
+	}
+	return v.supervisor.Refused()
+}
+
 // end ends the supervision, and returns what went wrong with it.
 func (v *supervision) end() error {
 	if v == nil {

@@ -200,11 +200,21 @@ func (c *confinement) Supervisor() (ports.Supervisor, error) {
 	}
 	listener := c.listener
 	c.listener = -1
-	s, err := seccomp.NewSupervisor(listener, c.plan.ReachableDestinations())
+	grants := seccomp.Grants{Destinations: c.plan.ReachableDestinations()}
+	if c.enforces(domain.PropertyTCP) {
+		grants.Denied = func(port uint16) bool { return !slices.Contains(c.plan.ConnectTCP(), port) }
+	}
+	s, err := seccomp.NewSupervisor(listener, grants)
 	if err != nil {
 		return nil, failed("supervise", err)
 	}
 	return s, nil
+}
+
+func (c *confinement) enforces(p domain.Property) bool {
+	return slices.ContainsFunc(c.properties, func(s domain.PropertyStatus) bool {
+		return s.Property == p && s.State == domain.StateEnforced
+	})
 }
 
 // Close frees a listener that nobody has taken too.

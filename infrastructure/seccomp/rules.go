@@ -77,7 +77,9 @@ type variant struct {
 	udp    bool // UDP is allowed
 	unix   bool // unix sockets may be made; which may be connected to, is not for the filter
 	listen bool // listen(2) is allowed
-	asks   bool // connect(2) asks the supervisor, see Supervisor
+	// asks says that connect(2) asks the supervisor, see Supervisor, and so does
+	// what asks for a UDP socket where UDP is denied.
+	asks bool
 }
 
 // rule is a system call with its number per architecture.
@@ -118,8 +120,12 @@ func onType(values ...uint32) *test {
 // pointer. So where none may be connected to, none can be made.
 func sockets(v variant) decision {
 	inet := onType(sockStream).when(is(2, protoDefault, protoTCP))
-	if v.udp {
-		inet.otherwise(onType(sockDgram).when(is(2, protoDefault, protoUDP)))
+	datagrams := is(2, protoDefault, protoUDP)
+	switch {
+	case v.udp:
+		inet.otherwise(onType(sockDgram).when(datagrams))
+	case v.asks: // so that it is told of: this is how names are resolved
+		inet.otherwise(onType(sockDgram).when(datagrams.when(ask)))
 	}
 	other := is(0, afNetlink).when(onType(sockDgram, sockRaw).when(is(2, netlinkRoute)))
 	if v.unix {

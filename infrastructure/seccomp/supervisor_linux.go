@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/domain"
 )
 
 // Supervisor answers the connect(2) of a tree under a filter that asks. To a
@@ -24,13 +26,16 @@ import (
 // and the child's Landlock domain decides. So a supervisor only ever adds to what
 // is allowed, and one that is gone adds nothing: the calls fail with ENOSYS.
 //
+// It also counts what the child is refused, for [Supervisor.Refused].
+//
 // A socket's other ways to a destination stay what the filter and Landlock make
 // of them.
 //
 // External facts: seccomp_unotify(2), pidfd_getfd(2).
 type Supervisor struct {
-	listener     *os.File
-	destinations []netip.AddrPort
+	listener *os.File
+	grants   Grants
+	refusals refusals
 
 	connects sync.WaitGroup
 	slots    chan struct{}
@@ -50,14 +55,23 @@ type Supervisor struct {
 // wait, and with them every other connect of the tree.
 const maxConnects = 64
 
+// Grants is what a supervisor knows of a plan.
+type Grants struct {
+	// Destinations are connected to by the supervisor.
+	Destinations []netip.AddrPort
+	// Denied says whether the kernel refuses a connect of a TCP socket to that port
+	// of what is no destination; nil for never. It is for telling of refusals.
+	Denied func(port uint16) bool
+}
+
 // NewSupervisor returns the supervisor for a listener, which becomes its own.
-func NewSupervisor(listener int, destinations []netip.AddrPort) (*Supervisor, error) {
+func NewSupervisor(listener int, grants Grants) (*Supervisor, error) {
 	// Only a descriptor that does not block is waited for without a thread.
 	if err := unix.SetNonblock(listener, true); err != nil {
 		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(listener))
 	}
 	return &Supervisor{
-		listener: os.NewFile(uintptr(listener), "seccomp listener"), destinations: slices.Clone(destinations),
+		listener: os.NewFile(uintptr(listener), "seccomp listener"), grants: grants,
 		slots: make(chan struct{}, maxConnects), closed: make(chan struct{}), open: map[int]struct{}{}, letting: map[int]struct{}{},
 	}, nil
 }
@@ -174,10 +188,15 @@ func (s *Supervisor) interruptConnects() {
 	}
 }
 
-// answer decides about one connect. What the child can make wait is done aside.
+// answer decides about one call. What the child can make wait is done aside.
 func (s *Supervisor) answer(n *notification) error {
-	to, ok := s.destination(n)
-	if !ok {
+	if n.number == unix.SYS_SOCKET {
+		s.refusals.add(domain.NetworkUDP, "")
+		return s.respond(n.fail(unix.EPERM)) // as the filter refuses other sockets
+	}
+	to, at := s.address(n)
+	granted := slices.Contains(s.grants.Destinations, at)
+	if to == nil || !granted && (s.grants.Denied == nil || !s.grants.Denied(at.Port())) {
 		return s.respond(n.goOn())
 	}
 	select {
@@ -189,9 +208,69 @@ func (s *Supervisor) answer(n *notification) error {
 	s.connects.Go(func() {
 		defer func() { <-s.slots }()
 		// Whoever asked may be gone, and then nobody waits.
-		_ = s.respond(asked.fail(s.connect(&asked, to)))
+		if granted {
+			_ = s.respond(asked.fail(s.connect(&asked, to)))
+			return
+		}
+		if s.isRefused(&asked) {
+			s.refusals.add(domain.NetworkTCP, at.String())
+		}
+		_ = s.respond(asked.goOn())
 	})
 	return nil
+}
+
+// isRefused reports whether a connect that the child's Landlock domain denies is
+// one of a TCP socket, and of a caller that still waits.
+func (s *Supervisor) isRefused(n *notification) bool {
+	fd, err := s.duplicate(n)
+	if err != nil {
+		return false
+	}
+	defer s.letGo(fd)
+	return isTCP(fd) == nil
+}
+
+// Refused lists what the child was refused so far, each destination once, in the
+// order of the first time. What is more than it remembers is counted in a last
+// element without a network. It never waits for a call to be answered, and may be
+// called when the supervisor is closed, too.
+func (s *Supervisor) Refused() []domain.Refusal { return s.refusals.list() }
+
+// maxRefusals is how many destinations are told apart.
+const maxRefusals = 32
+
+// refusals counts what was refused.
+type refusals struct {
+	mu    sync.Mutex
+	known []domain.Refusal
+	other uint64
+}
+
+func (r *refusals) add(network domain.Network, address string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, k := range r.known {
+		if k.Network == network && k.Address == address {
+			r.known[i].Count++
+			return
+		}
+	}
+	if len(r.known) == maxRefusals {
+		r.other++
+		return
+	}
+	r.known = append(r.known, domain.Refusal{Network: network, Address: address, Count: 1})
+}
+
+func (r *refusals) list() []domain.Refusal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := slices.Clone(r.known) // nil for none
+	if r.other > 0 {
+		list = append(list, domain.Refusal{Count: r.other})
+	}
+	return list
 }
 
 // connect connects the child's socket.
@@ -253,23 +332,22 @@ func (s *Supervisor) respond(r response) error {
 // maxAddress is the longest address that is looked at: that of IPv6.
 const maxAddress = unix.SizeofSockaddrInet6
 
-// destination copies the address that the child wants to connect to, and reports
-// whether it is a destination.
-func (s *Supervisor) destination(n *notification) (unix.Sockaddr, bool) {
+// address copies the address that the child wants to connect to; nil if it is none
+// of IP.
+func (s *Supervisor) address(n *notification) (unix.Sockaddr, netip.AddrPort) {
 	buf := make([]byte, maxAddress)
 	size := int(uint32(n.args[2]))
 	if size < unix.SizeofSockaddrInet4 || size > 128 { // struct sockaddr_storage
-		return nil, false
+		return nil, netip.AddrPort{}
 	}
 	buf = buf[:min(size, maxAddress)]
 	local := []unix.Iovec{{Base: &buf[0]}}
 	local[0].SetLen(len(buf))
 	remote := []unix.RemoteIovec{{Base: uintptr(n.args[1]), Len: len(buf)}}
 	if count, err := unix.ProcessVMReadv(int(n.tid), local, remote, 0); err != nil || count != len(buf) {
-		return nil, false
+		return nil, netip.AddrPort{}
 	}
-	to, at := addressOf(buf)
-	return to, to != nil && slices.Contains(s.destinations, at)
+	return addressOf(buf)
 }
 
 // addressOf reads a struct sockaddr_in or sockaddr_in6; nil for another one.

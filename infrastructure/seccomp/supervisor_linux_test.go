@@ -16,12 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
 // supervised runs f on a thread that may not connect by itself, and whose filter
 // asks a supervisor for the destinations. It returns what Run returned.
-func supervised(t *testing.T, destinations []netip.AddrPort, f func(s *Supervisor)) error {
+func supervised(t testing.TB, destinations []netip.AddrPort, f func(s *Supervisor)) error {
 	t.Helper()
 	testkit.RequireLandlock(t, 4)
 	filter, err := For(plan.WithDestinations(destinations...))
@@ -41,7 +42,7 @@ func supervised(t *testing.T, destinations []netip.AddrPort, f func(s *Superviso
 		if err != nil {
 			return err
 		}
-		s, err := NewSupervisor(listener, destinations)
+		s, err := NewSupervisor(listener, Grants{Destinations: destinations, Denied: func(uint16) bool { return true }})
 		if err != nil {
 			return err
 		}
@@ -57,7 +58,7 @@ func supervised(t *testing.T, destinations []netip.AddrPort, f func(s *Superviso
 }
 
 // listen returns the address of a listener that takes every connection.
-func listen(t *testing.T, network, address string) (netip.AddrPort, *atomic.Int64) {
+func listen(t testing.TB, network, address string) (netip.AddrPort, *atomic.Int64) {
 	t.Helper()
 	l, err := net.Listen(network, address)
 	require.NoError(t, err)
@@ -269,7 +270,7 @@ func idle(t *testing.T) *Supervisor {
 	var pipe [2]int
 	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
 	t.Cleanup(func() { _ = unix.Close(pipe[1]) })
-	s, err := NewSupervisor(pipe[0], nil)
+	s, err := NewSupervisor(pipe[0], Grants{})
 	require.NoError(t, err)
 	return s
 }
@@ -340,4 +341,43 @@ func TestWithoutASupervisorConnectsFail(t *testing.T) {
 	}))
 	require.ErrorIs(t, got, unix.ENOSYS)
 	require.Zero(t, accepted.Load())
+}
+
+// What is refused is counted, each destination once, and what is not refused is not.
+func TestRefusalsAreCounted(t *testing.T) {
+	testkit.NoLeaks(t)
+	granted, _ := listen(t, "tcp4", "127.0.0.1:0")
+	other := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), granted.Port())
+	var got []domain.Refusal
+	require.NoError(t, supervised(t, []netip.AddrPort{granted}, func(s *Supervisor) {
+		require.NoError(t, dial(granted, 0))
+		require.Empty(t, s.Refused())
+		for range 3 {
+			require.ErrorIs(t, dial(other, 0), unix.EACCES)
+		}
+		require.ErrorIs(t, unix.Connect(-1, sockaddr(other)), unix.EBADF, "nothing was refused")
+		_, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		require.ErrorIs(t, err, unix.EPERM)
+		got = s.Refused()
+	}))
+	require.Equal(t, []domain.Refusal{
+		{Network: domain.NetworkTCP, Address: other.String(), Count: 3},
+		{Network: domain.NetworkUDP, Count: 1},
+	}, got)
+}
+
+// A child that tries every port fills no memory.
+func TestRefusalsAreBounded(t *testing.T) {
+	testkit.NoLeaks(t)
+	granted, _ := listen(t, "tcp4", "127.0.0.1:0")
+	var got []domain.Refusal
+	require.NoError(t, supervised(t, []netip.AddrPort{granted}, func(s *Supervisor) {
+		for port := uint16(1); port <= 2000; port++ {
+			require.ErrorIs(t, dial(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), port), 0), unix.EACCES)
+		}
+		got = s.Refused()
+	}))
+	require.Len(t, got, maxRefusals+1)
+	require.Equal(t, domain.Refusal{Network: domain.NetworkTCP, Address: "127.0.0.2:1", Count: 1}, got[0])
+	require.Equal(t, domain.Refusal{Count: 2000 - maxRefusals}, got[maxRefusals])
 }

@@ -6,13 +6,24 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+
+	"github.com/caisson-run/caisson/domain"
 )
 
 // Supervisor answers the connect(2) of a tree under a filter that asks, on Linux.
 type Supervisor struct{}
 
 // NewSupervisor fails: nothing asks here.
-func NewSupervisor(int, []netip.AddrPort) (*Supervisor, error) { return nil, errors.New(missing()) }
+func NewSupervisor(int, Grants) (*Supervisor, error) { return nil, errors.New(missing()) }
+
+// Grants is what a supervisor knows of a plan.
+type Grants struct {
+	Destinations []netip.AddrPort
+	Denied       func(port uint16) bool
+}
+
+// Refused returns nothing.
+func (*Supervisor) Refused() []domain.Refusal { return nil }
 
 // Run fails.
 func (*Supervisor) Run(context.Context) error { return errors.New(missing()) }

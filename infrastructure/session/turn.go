@@ -55,7 +55,7 @@ func (t *Turn) Events() iter.Seq2[domain.ReplyEvent, error] {
 			t.session.finished(domain.Conclude(nil, end))
 			_ = t.run.Close()
 		}()
-		r := reading{turn: t, yield: yield, open: map[uint64]bool{}}
+		r := reading{turn: t, yield: yield, open: map[uint64]bool{}, told: map[domain.Refusal]uint64{}}
 		receipt := t.run.Receipt()
 		receipt.Probe = t.session.probe
 		receipt.Agent = append(receipt.Agent, t.session.spec.Notes...)
@@ -65,6 +65,7 @@ func (t *Turn) Events() iter.Seq2[domain.ReplyEvent, error] {
 			t.run.Cancel(err)
 		}
 		end, fault := t.run.Wait()
+		r.refusals(true)
 		if err != nil {
 			end.Cause, end.Detail = domain.EndInternal, err.Error()
 		}
@@ -111,6 +112,23 @@ type reading struct {
 	claim *domain.Final   // what the agent said last about its end
 	open  map[uint64]bool // tool calls in flight, by the hashes of their ids
 	cut   bool            // stdout ended in the middle of a line
+	// told are the refusals that were told of, without their counts, each with the
+	// count that was told.
+	told map[domain.Refusal]uint64
+}
+
+// refusals tells of what was refused since the last time. Of what was told of once,
+// only the last count is told again.
+func (r *reading) refusals(last bool) {
+	for _, refusal := range r.turn.run.Refused() {
+		what := refusal
+		what.Count = 0
+		if told, ok := r.told[what]; ok && (!last || told == refusal.Count) {
+			continue
+		}
+		r.told[what] = refusal.Count
+		r.give(domain.Notice{Class: domain.NoticeDenial, Message: refusal.String(), Refused: refusal})
+	}
 }
 
 // give hands an event to the caller, unless it has left. Leaving cancels the
@@ -124,6 +142,7 @@ func (r *reading) give(e domain.ReplyEvent) {
 
 // line takes one line of output.
 func (r *reading) line(l process.Line) error {
+	r.refusals(false) // what a program was refused comes before what it says of that
 	switch {
 	case l.Oversize != nil && l.Stderr:
 		r.give(domain.Log{Stream: "stderr", Line: strings.ToValidUTF8(string(l.Oversize.Head), "\uFFFD")})

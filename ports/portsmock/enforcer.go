@@ -280,6 +280,20 @@ func (mr *MockSupervisorMockRecorder) Close() *gomock.Call {
 	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Close", reflect.TypeOf((*MockSupervisor)(nil).Close))
 }
 
+// Refused mocks base method.
+func (m *MockSupervisor) Refused() []domain.Refusal {
+	m.ctrl.T.Helper()
+	ret := m.ctrl.Call(m, "Refused")
+	ret0, _ := ret[0].([]domain.Refusal)
+	return ret0
+}
+
+// Refused indicates an expected call of Refused.
+func (mr *MockSupervisorMockRecorder) Refused() *gomock.Call {
+	mr.mock.ctrl.T.Helper()
+	return mr.mock.ctrl.RecordCallWithMethodType(mr.mock, "Refused", reflect.TypeOf((*MockSupervisor)(nil).Refused))
+}
+
 // Run mocks base method.
 func (m *MockSupervisor) Run(ctx context.Context) error {
 	m.ctrl.T.Helper()

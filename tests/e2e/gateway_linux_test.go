@@ -64,6 +64,9 @@ func realGateway(t *testing.T, b *realBench) {
 		}
 		receipt, plan := realReceipt(t, events), session.Plan()
 		notes := strings.Join(receipt.Agent, "\n")
+		for _, n := range repliesOf[domain.Notice](events) {
+			require.NotEqual(t, domain.NoticeDenial, n.Class, "a plain turn is refused nothing: %s", n.Message)
+		}
 		reports := gatewayReports(events)
 		if direct {
 			require.NotEmpty(t, l.holders, "the companion")
