@@ -23,13 +23,20 @@ import (
 //
 // A command that is not found gives a *domain.SpawnError that is fs.ErrNotExist,
 // one that cannot be executed one that is fs.ErrPermission. How the command
-// ended is in the result and is no error.
+// ended is in the result and is no error. When the orchestrator is closed, the
+// command is ended as if ctx were over, with domain.ErrClosed.
 func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.CommandResult, err error) {
 	id, err := newSessionID()
 	if err != nil {
 		return ports.CommandResult{}, err
 	}
-	x := &execution{o: o, req: req}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	x := &execution{o: o, req: req, end: end, ended: make(chan struct{})}
+	if err := x.register(); err != nil {
+		return ports.CommandResult{}, err
+	}
+	defer x.release()
 	if err := x.resolve(ctx); err != nil {
 		return ports.CommandResult{}, err
 	}
@@ -101,6 +108,34 @@ type execution struct {
 	dir  string
 	path string // of the program: absolute, as found
 	plan domain.SandboxPlan
+
+	end   context.CancelCauseFunc
+	ended chan struct{} // closed when the command and its directory are gone
+}
+
+// register makes the run known, so that the orchestrator's Close finds it.
+func (x *execution) register() error {
+	x.o.mu.Lock()
+	defer x.o.mu.Unlock()
+	if x.o.closed {
+		return errOrchestratorClosed
+	}
+	x.o.running[x] = true
+	return nil
+}
+
+// release takes back register.
+func (x *execution) release() {
+	x.o.mu.Lock()
+	defer x.o.mu.Unlock()
+	delete(x.o.running, x)
+	close(x.ended)
+}
+
+// Close ends the command, and returns when it is gone or ctx ends, with its error.
+func (x *execution) Close(ctx context.Context) error {
+	x.end(errOrchestratorClosed)
+	return await(ctx, x.ended)
 }
 
 // resolve checks the request and finds the directory and the program.

@@ -252,3 +252,32 @@ func TestPlanExecIsThePlanOfExecAndMakesNothing(t *testing.T) {
 	require.Len(t, ran.Rules(), len(plan.Rules()))
 	require.Equal(t, plan.Env()[0], ran.Env()[0])
 }
+
+// A command that an embedder runs in another goroutine does not outlive the
+// orchestrator.
+func TestClosingTheOrchestratorEndsItsCommands(t *testing.T) {
+	r := newRig(t)
+	started, goOn := make(chan struct{}), make(chan struct{})
+	r.commands.run = func(ctx context.Context, _ domain.SpawnLine, _ ports.Stdio) (ports.CommandResult, error) {
+		close(started)
+		<-ctx.Done()
+		<-goOn
+		return ports.CommandResult{}, context.Cause(ctx)
+	}
+	ran := make(chan error, 1)
+	go func() {
+		_, err := r.Exec(context.WithoutCancel(t.Context()), application.ExecRequest{Argv: []string{"cat"}, Dir: r.workspace})
+		ran <- err
+	}()
+	<-started
+	over, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, r.Close(over), context.DeadlineExceeded, "it waits for the command's end")
+	require.NotEmpty(t, r.left(t))
+	close(goOn)
+	require.NoError(t, r.Close(t.Context()))
+	require.Empty(t, r.left(t), "and for the end of its directory")
+	require.ErrorIs(t, <-ran, domain.ErrClosed)
+	_, err := r.Exec(t.Context(), application.ExecRequest{Argv: []string{"cat"}, Dir: r.workspace})
+	require.ErrorIs(t, err, domain.ErrClosed)
+}

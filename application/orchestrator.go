@@ -66,6 +66,7 @@ type Orchestrator struct {
 	mu        sync.Mutex
 	sessions  map[domain.SessionID]*Session
 	terminals map[*Terminal]bool
+	running   map[*execution]bool
 	closed    bool
 }
 
@@ -84,7 +85,7 @@ func New(cfg Config) (*Orchestrator, error) {
 		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
 		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals, gateway: cfg.Gateway,
 		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget, guarded: slices.Clone(cfg.Guarded),
-		sessions: map[domain.SessionID]*Session{}, terminals: map[*Terminal]bool{},
+		sessions: map[domain.SessionID]*Session{}, terminals: map[*Terminal]bool{}, running: map[*execution]bool{},
 	}
 	for _, a := range cfg.Agents {
 		if a == nil || a.Kind() == "" {
@@ -200,18 +201,21 @@ func (o *Orchestrator) Plan(ctx context.Context, req OpenRequest) (Preview, erro
 	}, err
 }
 
-// Close closes every open session and terminal, and the orchestrator for new ones. It
-// returns when their process trees are gone, or when ctx ends, with its error;
+// Close closes every open session and terminal, ends every command that Exec runs,
+// and closes the orchestrator for new ones. It returns when their process trees are gone, or when ctx ends, with its error;
 // then it can be called again. Closing twice is no error.
 func (o *Orchestrator) Close(ctx context.Context) error {
 	o.mu.Lock()
 	o.closed = true
-	open := make([]interface{ Close(context.Context) error }, 0, len(o.sessions)+len(o.terminals))
+	open := make([]interface{ Close(context.Context) error }, 0, len(o.sessions)+len(o.terminals)+len(o.running))
 	for _, s := range o.sessions {
 		open = append(open, s)
 	}
 	for t := range o.terminals {
 		open = append(open, t)
+	}
+	for x := range o.running {
+		open = append(open, x)
 	}
 	o.mu.Unlock()
 	errs := make([]error, len(open))
@@ -223,11 +227,13 @@ func (o *Orchestrator) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+var errOrchestratorClosed = fmt.Errorf("orchestrator: %w", domain.ErrClosed)
+
 func (o *Orchestrator) check(ctx context.Context) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
-		return fmt.Errorf("orchestrator: %w", domain.ErrClosed)
+		return errOrchestratorClosed
 	}
 	return context.Cause(ctx)
 }
@@ -237,7 +243,7 @@ func (o *Orchestrator) register(s *Session) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
-		return fmt.Errorf("orchestrator: %w", domain.ErrClosed)
+		return errOrchestratorClosed
 	}
 	o.sessions[s.ID()] = s
 	return nil
@@ -267,12 +273,16 @@ type undoStack []func(context.Context) error
 func (u *undoStack) push(f func(context.Context) error) { *u = append(*u, f) }
 
 // run takes the steps back, the last one first, each of them whatever became of
-// the others.
+// the others. Those that failed stay, to be tried again.
 func (u *undoStack) run(ctx context.Context) error {
 	var errs []error
+	var left undoStack
 	for _, f := range slices.Backward(*u) {
-		errs = append(errs, f(ctx))
+		if err := f(ctx); err != nil {
+			errs, left = append(errs, err), append(left, f)
+		}
 	}
-	*u = nil
+	slices.Reverse(left)
+	*u = left
 	return errors.Join(errs...)
 }

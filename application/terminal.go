@@ -35,19 +35,22 @@ func (t *Terminal) Receipt() domain.Receipt {
 
 // Close ends the program if it still runs, with its whole process tree, and
 // frees everything: the terminal, and the private directories with all that is
-// in them. When ctx ends before that, it gives the context's error and can be
-// called again. Closing twice is no error.
+// in them. When ctx ends before that, it gives the context's error; then, and
+// when something cannot be removed, it can be called again, and does what is left.
+// Closing twice is no error.
 func (t *Terminal) Close(ctx context.Context) error {
 	if err := t.TerminalSession.Close(ctx); err != nil {
 		return err
 	}
 	t.closing.Lock()
 	defer t.closing.Unlock()
-	err := t.undo.run(context.WithoutCancel(ctx))
+	if err := t.undo.run(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
 	t.o.mu.Lock()
 	defer t.o.mu.Unlock()
 	delete(t.o.terminals, t)
-	return err
+	return nil
 }
 
 // OpenTerminal starts a program on a terminal of its own: a shell, any command,
@@ -114,7 +117,7 @@ func (l *launch) openTerminal(ctx context.Context, req TerminalRequest) (*Termin
 	l.o.mu.Lock()
 	defer l.o.mu.Unlock()
 	if l.o.closed {
-		return nil, fmt.Errorf("orchestrator: %w", domain.ErrClosed)
+		return nil, errOrchestratorClosed
 	}
 	t.undo, l.undo = l.undo, nil
 	l.o.terminals[t] = true

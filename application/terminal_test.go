@@ -196,3 +196,19 @@ func TestClosingTheOrchestratorClosesItsTerminals(t *testing.T) {
 	_, err = r.OpenTerminal(t.Context(), r.terminal())
 	require.ErrorIs(t, err, domain.ErrClosed)
 }
+
+// What could not be removed is not forgotten.
+func TestATerminalThatCannotBeRemovedCanBeClosedAgain(t *testing.T) {
+	r, _ := newTerminalRig(t)
+	term, err := r.OpenTerminal(t.Context(), r.terminal())
+	require.NoError(t, err)
+	full := errors.New("it cannot be removed")
+	r.records.set(&r.records.remove, full)
+	require.ErrorIs(t, term.Close(t.Context()), full)
+	require.NotEmpty(t, r.left(t))
+	require.ErrorIs(t, r.Close(t.Context()), full, "the orchestrator knows of it still")
+	r.records.set(&r.records.remove, nil)
+	require.NoError(t, r.Close(t.Context()))
+	require.Empty(t, r.left(t))
+	require.NoError(t, term.Close(t.Context()))
+}
