@@ -104,6 +104,7 @@ func (r *rig) left(t *testing.T) []string {
 type hookedRecords struct {
 	*portstest.MemoryStore
 	mu     sync.Mutex
+	open   error
 	dirs   error
 	save   error
 	remove error
@@ -126,6 +127,9 @@ func (h *hookedRecords) get(field *error) error {
 }
 
 func (h *hookedRecords) Open(ctx context.Context, id domain.SessionID) (ports.SessionLog, error) {
+	if err := h.get(&h.open); err != nil {
+		return nil, err
+	}
 	log, err := h.MemoryStore.Open(ctx, id)
 	return hookedLog{SessionLog: log, h: h}, err
 }

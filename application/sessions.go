@@ -19,7 +19,25 @@ type SessionInfo struct {
 	domain.SessionRecord
 	// Running says that a turn of it runs, in this process or in another one.
 	Running bool
+	// Unsettled says why the turn of an orchestrator that died, which is Live,
+	// could not be settled, for example on a full disk; nil if nothing is to do.
+	Unsettled *UnsettledError
 }
+
+// UnsettledError says that the turn of an orchestrator that died could not be
+// ended or recorded: it may have processes left, and has no final yet. Whoever
+// comes next to the session tries again.
+type UnsettledError struct {
+	Session domain.SessionID
+	Turn    int
+	Err     error
+}
+
+func (e *UnsettledError) Error() string {
+	return fmt.Sprintf("turn %d of session %s was left by a Caisson that died, and cannot be settled now: %v", e.Turn, e.Session, e.Err)
+}
+
+func (e *UnsettledError) Unwrap() error { return e.Err }
 
 // lastUsed is when something last happened in a session.
 func lastUsed(r domain.SessionRecord) time.Time {
@@ -36,8 +54,9 @@ const settlesAtOnce = 16
 
 // Sessions returns the stored sessions, the last used one first. A turn whose
 // orchestrator died is settled on the way: what is left of it is ended, and it
-// gets its final. What cannot be read or settled is in the error; the others are
-// returned all the same.
+// gets its final. Where that cannot be done the session says so, and is returned
+// as it was found. What cannot be read is in the error; the others are returned
+// all the same.
 func (o *Orchestrator) Sessions(ctx context.Context) ([]SessionInfo, error) {
 	if err := o.check(ctx); err != nil {
 		return nil, err
@@ -89,8 +108,12 @@ func (o *Orchestrator) info(ctx context.Context, id domain.SessionID) (SessionIn
 	if err != nil {
 		return SessionInfo{}, err
 	}
-	r, running, err := o.settle(ctx, r)
-	return SessionInfo{SessionRecord: r, Running: running}, err
+	now, running, err := o.settle(ctx, r)
+	if err != nil && ctx.Err() == nil && !unknown(err) {
+		// Reading goes without it.
+		return SessionInfo{SessionRecord: r, Unsettled: &UnsettledError{Session: id, Turn: r.Live.Turn, Err: err}}, nil
+	}
+	return SessionInfo{SessionRecord: now, Running: running}, err
 }
 
 // Session returns one stored session, as [Orchestrator.Sessions] does. An unknown
@@ -136,15 +159,35 @@ func (o *Orchestrator) FindSession(ctx context.Context, ref, workspace string) (
 	if err != nil {
 		return "", err
 	}
-	ids = slices.DeleteFunc(ids, func(id domain.SessionID) bool { return !strings.HasPrefix(string(id), ref) })
+	ids = slices.DeleteFunc(ids, func(id domain.SessionID) bool {
+		if !strings.HasPrefix(string(id), ref) {
+			return true
+		}
+		// A place without a record is a command's, or one of a session that never
+		// was. What cannot be read is a session all the same.
+		_, err := o.store.Load(ctx, id)
+		return unknown(err)
+	})
 	switch len(ids) {
 	case 0:
 		return "", bad("no such session in "+o.store.Root(), "see \"caisson sessions list\"")
 	case 1:
 		return ids[0], nil
 	}
-	return "", bad(fmt.Sprintf("%d sessions begin so, such as %s and %s", len(ids), ids[0], ids[1]), "pass more of the id")
+	names := make([]string, 0, maxCandidates)
+	for _, id := range ids[max(0, len(ids)-maxCandidates):] {
+		names = append(names, string(id))
+	}
+	such := ""
+	if len(names) < len(ids) {
+		such = "the last ones "
+	}
+	return "", bad(fmt.Sprintf("%d sessions begin so: %s%s", len(ids), such, strings.Join(names, ", ")),
+		"pass more of the id: they begin with the time, so it takes more where many were opened together")
 }
+
+// maxCandidates is how many sessions are named that a reference could mean.
+const maxCandidates = 8
 
 func (o *Orchestrator) lastSession(ctx context.Context, workspace string) (domain.SessionID, error) {
 	ids, err := o.store.List(ctx)
@@ -181,8 +224,9 @@ const (
 // Replay yields the stored events of a session with numbers from and above. With
 // follow it goes on with what comes until no turn of the session runs any more;
 // otherwise it ends with what there is. The turn of an orchestrator that dies
-// meanwhile is settled, so that it ends too. The error, if there is one, comes
-// last; an unknown session is one.
+// meanwhile is settled, so that it ends too; where that cannot be done there is an
+// *UnsettledError after what there is. The error, if there is one, comes last; an
+// unknown session is one.
 func (o *Orchestrator) Replay(ctx context.Context, id domain.SessionID, from uint64, follow bool) iter.Seq2[domain.Event, error] {
 	return func(yield func(domain.Event, error) bool) {
 		info, err := o.Session(ctx, id)
@@ -197,6 +241,10 @@ func (o *Orchestrator) Replay(ctx context.Context, id domain.SessionID, from uin
 					return
 				}
 				from, looks = e.Seq+1, 0
+			}
+			if info.Unsettled != nil {
+				yield(domain.Event{}, info.Unsettled)
+				return
 			}
 			if !follow || !running {
 				return

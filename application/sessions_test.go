@@ -124,11 +124,65 @@ func TestALeftoverThatStaysKeepsTheSessionFromBeingResumed(t *testing.T) {
 	_, err := r.Open(t.Context(), application.OpenRequest{Resume: id})
 	require.ErrorIs(t, err, stays)
 	infos, err := r.Sessions(t.Context())
-	require.ErrorIs(t, err, stays)
-	require.Empty(t, infos)
+	require.NoError(t, err)
+	require.ErrorIs(t, infos[0].Unsettled, stays)
 	require.ErrorIs(t, r.RemoveSession(t.Context(), id), stays)
 	r.sessions.Leftover = nil
 	play(t, r.resume(t, id), "say back")
+}
+
+// Where a turn cannot be settled, what there is can be read all the same.
+func TestReadingGoesWhereNothingCanBeWritten(t *testing.T) {
+	full := errors.New("no space left on device")
+	for name, c := range map[string]func(*rig){
+		"opening the log": func(r *rig) { r.records.set(&r.records.open, full) },
+		"the final":       func(r *rig) { r.records.set(&r.records.final, full) },
+		"the record":      func(r *rig) { r.records.set(&r.records.save, full) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			id, _ := dead(t, r, []domain.ReplyEvent{domain.SandboxApplied{}, domain.Text{Text: "half"}})
+			before := len(replay(t, r, id))
+			whole := r.open(t)
+			play(t, whole, "say whole")
+			require.NoError(t, whole.Close(t.Context()))
+			c(r)
+			infos, err := r.Sessions(t.Context())
+			require.NoError(t, err)
+			require.Len(t, infos, 2)
+			info, err := r.Session(t.Context(), id)
+			require.NoError(t, err)
+			require.ErrorIs(t, info.Unsettled, full)
+			require.Equal(t, 2, info.Unsettled.Turn)
+			require.NotNil(t, info.Live, "as it was found")
+			require.False(t, info.Running)
+			for _, follow := range []bool{false, true} {
+				n, errs := 0, []error(nil)
+				for _, err := range r.Replay(t.Context(), id, 1, follow) {
+					if err != nil {
+						errs = append(errs, err)
+					} else {
+						n++
+					}
+				}
+				require.GreaterOrEqual(t, n, before)
+				require.Len(t, errs, 1)
+				require.ErrorAs(t, errs[0], new(*application.UnsettledError))
+				require.ErrorContains(t, errs[0], "turn 2 of session "+string(id))
+			}
+			_, err = r.Open(t.Context(), application.OpenRequest{Resume: id})
+			require.ErrorIs(t, err, full, "to go on with it takes more")
+
+			for _, field := range []*error{&r.records.open, &r.records.final, &r.records.save} {
+				r.records.set(field, nil)
+			}
+			info, err = r.Session(t.Context(), id)
+			require.NoError(t, err)
+			require.Nil(t, info.Unsettled)
+			require.Nil(t, info.Live)
+			checkLog(t, replay(t, r, id))
+		})
+	}
 }
 
 func TestTheLiveTurnIsRecordedAndForgottenAtItsEnd(t *testing.T) {
