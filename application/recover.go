@@ -37,7 +37,7 @@ func (o *Orchestrator) recover(ctx context.Context, log ports.SessionLog, r doma
 			return was, fmt.Errorf("end turn %d of session %s: %w", open.turn, r.ID, err)
 		}
 		r = r.Replayed(e)
-		o.log.Warn("ended a turn whose orchestrator died", slog.String("session", string(r.ID)), slog.Int("turn", open.turn))
+		o.log.Warn("ended a turn whose Caisson had died", slog.String("session", string(r.ID)), slog.Int("turn", open.turn))
 	}
 	r.Live, r.Epoch = nil, log.Epoch()
 	if err := log.Sync(ctx); err != nil {

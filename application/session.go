@@ -83,11 +83,15 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 			Remedy: "put the text into a file in the workspace and name it in the prompt",
 		}
 	}
+	redact := newRedactor(s.plan, s.o.host.LookupEnv)
+	asked := prompt
+	redact.text(&asked)
 	s.mu.Lock()
 	number, err := s.agent.StartTurn()
 	over := make(chan struct{})
 	if err == nil {
 		s.starting = over
+		s.agent.Asked(asked)
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -118,7 +122,7 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	}
 	s.current = &Turn{
 		session: s, inner: inner, ctx: ctx, number: number, start: start, first: s.agent.NextSeq(),
-		before: before, redact: newRedactor(s.plan, s.o.host.LookupEnv), recording: context.WithoutCancel(ctx),
+		before: before, redact: redact, recording: context.WithoutCancel(ctx),
 		feed: newFeed(), begun: make(chan struct{}), done: make(chan struct{}),
 	}
 	go s.current.record()

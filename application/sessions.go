@@ -34,7 +34,7 @@ type UnsettledError struct {
 }
 
 func (e *UnsettledError) Error() string {
-	return fmt.Sprintf("turn %d of session %s was left by a Caisson that died, and cannot be settled now: %v", e.Turn, e.Session, e.Err)
+	return fmt.Sprintf("turn %d of session %s has no end on record, and cannot be given one now: %v", e.Turn, e.Session, e.Err)
 }
 
 func (e *UnsettledError) Unwrap() error { return e.Err }

@@ -336,6 +336,17 @@ func TestFindSession(t *testing.T) {
 		require.ErrorAs(t, err, &invalid, ref)
 		require.ErrorContains(t, err, reason, ref)
 	}
+	_, err = find("0189", "")
+	for _, id := range ids[:2] {
+		require.ErrorContains(t, err, string(id), "those that it could be are named")
+	}
+	// The place of a command that runs is no session.
+	log, err := r.records.MemoryStore.Open(t.Context(), "02890a5d-bbbb-774b-bcce-b302099a8057")
+	require.NoError(t, err)
+	got, err := find("0289", "")
+	require.NoError(t, err)
+	require.Equal(t, ids[2], got)
+	require.NoError(t, log.Close())
 	_, err = find("last", "/nowhere")
 	require.ErrorContains(t, err, `"/nowhere"`)
 }

@@ -2,6 +2,7 @@ package domain
 
 import (
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -24,6 +25,8 @@ type AgentSession struct {
 	workspace      string
 	planDigest     string
 	grants         []string
+	prompt         string
+	outcome        Outcome // of the last turn
 	conversationID string
 	lineage        []string // earlier conversation ids, oldest first
 	state          SessionState
@@ -39,11 +42,16 @@ type AgentSession struct {
 // SessionRecord is the part of a session that outlives the process: what a
 // later resume needs. Values of the environment and secrets are not in it.
 type SessionRecord struct {
-	ID             SessionID
-	Kind           AgentKind
-	Workspace      string
-	PlanDigest     string
-	Grants         []string // of the plan, as SandboxPlan.Grants has them; nil if unknown
+	ID         SessionID
+	Kind       AgentKind
+	Workspace  string
+	PlanDigest string
+	Grants     []string // of the plan, as SandboxPlan.Grants has them; nil if unknown
+	// Prompt is the beginning of the first prompt, by which a person knows the
+	// session again; "" if unknown.
+	Prompt string
+	// Outcome is that of the last turn that ended; "" if none did, or unknown.
+	Outcome        Outcome
 	ConversationID string
 	Lineage        []string
 	Turns          int
@@ -94,7 +102,7 @@ func NewAgentSession(id SessionID, kind AgentKind, workspace string, plan Sandbo
 func RestoreAgentSession(r SessionRecord) *AgentSession {
 	return &AgentSession{
 		id: r.ID, kind: r.Kind, workspace: r.Workspace, planDigest: r.PlanDigest, grants: slices.Clone(r.Grants),
-		conversationID: r.ConversationID, lineage: slices.Clone(r.Lineage), state: SessionOpening,
+		prompt: r.Prompt, outcome: r.Outcome, conversationID: r.ConversationID, lineage: slices.Clone(r.Lineage), state: SessionOpening,
 		turns: r.Turns, lastSeq: r.LastSeq, total: r.Total, opened: r.Opened, updated: r.Updated, epoch: r.Epoch,
 	}
 }
@@ -103,7 +111,7 @@ func RestoreAgentSession(r SessionRecord) *AgentSession {
 func (s *AgentSession) Record() SessionRecord {
 	return SessionRecord{
 		ID: s.id, Kind: s.kind, Workspace: s.workspace, PlanDigest: s.planDigest, Grants: slices.Clone(s.grants),
-		ConversationID: s.conversationID, Lineage: slices.Clone(s.lineage),
+		Prompt: s.prompt, Outcome: s.outcome, ConversationID: s.conversationID, Lineage: slices.Clone(s.lineage),
 		Turns: s.turns, LastSeq: s.lastSeq, Total: s.total, Opened: s.opened, Updated: s.updated,
 		Epoch: s.epoch, Live: s.live.clone(),
 	}
@@ -167,6 +175,21 @@ func (s *AgentSession) TurnStarted(p ProcessIdentity) {
 	s.live = &LiveTurn{Turn: s.turns, First: s.lastSeq + 1, Process: p}
 }
 
+// maxPrompt is how many characters of a prompt are kept.
+const maxPrompt = 200
+
+// Asked takes the first prompt of the session, without what must not be kept: the
+// beginning of its first line that has one. Later ones change nothing.
+func (s *AgentSession) Asked(prompt string) {
+	if s.prompt != "" {
+		return
+	}
+	line, _, _ := strings.Cut(strings.TrimSpace(prompt), "\n")
+	// A character takes four bytes at most, so no more than this has to be looked at.
+	beginning := []rune(strings.ToValidUTF8(line[:min(len(line), 4*maxPrompt)], "\ufffd"))
+	s.prompt = strings.TrimSpace(string(beginning[:min(len(beginning), maxPrompt)]))
+}
+
 // FinishTurn ends the running turn. A session that was closed meanwhile stays
 // closed, but takes the usage.
 func (s *AgentSession) FinishTurn(f Final) error {
@@ -176,6 +199,7 @@ func (s *AgentSession) FinishTurn(f Final) error {
 		}
 	}
 	s.live = nil
+	s.outcome = f.Outcome
 	s.total = s.total.after(f)
 	return nil
 }
@@ -235,7 +259,7 @@ func (r SessionRecord) Replayed(e Event) SessionRecord {
 			r.ConversationID = reply.ConversationID
 		}
 	case Final:
-		r.Live = nil
+		r.Live, r.Outcome = nil, reply.Outcome
 		r.Total = r.Total.after(reply)
 		if reply.Error == nil || reply.Error.Class != ErrorClassConversation {
 			r.ConversationID, r.Lineage = adopt(r.ConversationID, r.Lineage, reply.ConversationID)

@@ -2,6 +2,7 @@ package domain_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -311,4 +312,36 @@ func TestARecordSharesNothingWithItsSessions(t *testing.T) {
 	given.Lineage[0] = "changed"
 	_ = append(given.Lineage[:1], "changed")
 	require.Equal(t, []string{"a", "b", "c", "one"}, one.Record().Lineage)
+}
+
+func TestASessionKeepsTheBeginningOfItsFirstPrompt(t *testing.T) {
+	for prompt, want := range map[string]string{
+		"fix it":                          "fix it",
+		"\n \t fix it \r\nand that":       "fix it",
+		"bad \xff bytes":                  "bad \ufffd bytes",
+		strings.Repeat("é", 500):          strings.Repeat("é", 200),
+		strings.Repeat("\U0001f600", 999): strings.Repeat("\U0001f600", 200),
+	} {
+		s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", fullPlan(), opened)
+		require.Empty(t, s.Record().Prompt)
+		s.Asked(prompt)
+		s.Asked("later")
+		require.Equal(t, want, s.Record().Prompt)
+		require.Equal(t, want, domain.RestoreAgentSession(s.Record()).Record().Prompt)
+	}
+}
+
+func TestASessionKeepsTheOutcomeOfItsLastTurn(t *testing.T) {
+	s := domain.NewAgentSession(someID, domain.AgentClaude, "/w", fullPlan(), opened)
+	require.NoError(t, s.Ready())
+	require.Empty(t, s.Record().Outcome)
+	for _, want := range []domain.Outcome{domain.OutcomeCompleted, domain.OutcomeFailed} {
+		_, err := s.StartTurn()
+		require.NoError(t, err)
+		require.NoError(t, s.FinishTurn(domain.Final{Outcome: want}))
+		require.Equal(t, want, s.Record().Outcome)
+		require.Equal(t, want, domain.RestoreAgentSession(s.Record()).Record().Outcome)
+	}
+	r := s.Record().Replayed(domain.Event{Seq: 9, Turn: 3, Reply: domain.Final{Outcome: domain.OutcomeExited}})
+	require.Equal(t, domain.OutcomeExited, r.Outcome, "the log knows more")
 }

@@ -324,8 +324,9 @@ func (o *object) rules(name string, rules []domain.PathRule) {
 }
 
 // AppendSession appends what is known of a stored session as one line, its
-// newline included, and returns the extended buffer. It cannot fail.
-func AppendSession(dst []byte, r domain.SessionRecord, running bool) []byte {
+// newline included, and returns the extended buffer. It cannot fail. unsettled is
+// why its last turn could not be settled, "" if there is nothing to settle.
+func AppendSession(dst []byte, r domain.SessionRecord, running bool, unsettled string) []byte {
 	start := len(dst)
 	o := object(append(dst, '{'))
 	o.str("type", "session_info")
@@ -333,6 +334,9 @@ func AppendSession(dst []byte, r domain.SessionRecord, running bool) []byte {
 	o.str("agent", string(r.Kind))
 	o.str("workspace", r.Workspace)
 	o.bool("running", running)
+	o.orNull("unsettled", unsettled)
+	o.orNull("outcome", string(r.Outcome))
+	o.orNull("prompt", r.Prompt)
 	o.int("turns", int64(r.Turns))
 	o.uint("last_seq", r.LastSeq)
 	o.orNull("conversation_id", r.ConversationID)

@@ -309,14 +309,21 @@ func TestSession(t *testing.T) {
 	opened := time.Date(2026, 7, 1, 12, 0, 0, 5, time.UTC)
 	r := domain.SessionRecord{
 		ID: "01890a5d-ac96-774b-bcce-b302099a8057", Kind: domain.AgentCodex, Workspace: "/w \x1b[31m", PlanDigest: "d",
-		Grants: []string{"read /a"}, ConversationID: "c", Lineage: []string{"a", "b"}, Turns: 3, LastSeq: 17,
+		Grants: []string{"read /a"}, Prompt: "do \x1b[31m this", Outcome: domain.OutcomeFailed, ConversationID: "c", Lineage: []string{"a", "b"}, Turns: 3, LastSeq: 17,
 		Total: usage, Opened: opened, Updated: opened.Add(time.Hour), Epoch: 4,
 		Live: &domain.LiveTurn{Turn: 3, Process: domain.ProcessIdentity{Pid: 7, Mark: "mark"}},
 	}
-	line := jsonl.AppendSession(nil, r, true)
+	line := jsonl.AppendSession(nil, r, true, "the disk \x1b is full")
 	golden(t, "session_info", line)
 	require.NotContains(t, string(line), "mark")
-	golden(t, "session_info_old", jsonl.AppendSession(nil, domain.SessionRecord{ID: r.ID, Kind: "claude", Opened: opened}, false))
+	doc, err := os.ReadFile("../../docs/sessions.md")
+	require.NoError(t, err)
+	var members map[string]any
+	require.NoError(t, json.Unmarshal(line, &members))
+	for name := range members {
+		require.Contains(t, string(doc), "`"+name+"`")
+	}
+	golden(t, "session_info_old", jsonl.AppendSession(nil, domain.SessionRecord{ID: r.ID, Kind: "claude", Opened: opened}, false, ""))
 }
 
 func TestPlan(t *testing.T) {

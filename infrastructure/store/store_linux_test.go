@@ -391,7 +391,7 @@ func TestDecodeIsStrict(t *testing.T) {
 	for name, c := range map[string]struct{ data, want string }{
 		"nothing":           {"", "decode"},
 		"cut off":           {string(good[:len(good)/2]), "decode"},
-		"another version":   {change(`"version": 3`, `"version": 7`), `version "7": this Caisson reads 1 to 3`},
+		"another version":   {change(`"version": 4`, `"version": 7`), `version "7": this Caisson reads 1 to 4`},
 		"no version":        {`{}`, `version "0"`},
 		"a version as text": {`{"version":"1"}`, "decode"},
 		"an unknown member": {change(`"turns"`, `"secret": 1, "turns"`), "secret"},
@@ -413,7 +413,7 @@ func TestARecordOfVersion1IsRead(t *testing.T) {
 	data, err := encode(domain.SessionRecord{ID: id, Kind: "claude", Turns: 2})
 	require.NoError(t, err)
 	require.NotContains(t, string(data), "grants")
-	r, err := decode([]byte(strings.Replace(string(data), `"version": 3`, `"version": 1`, 1)))
+	r, err := decode([]byte(strings.Replace(string(data), `"version": 4`, `"version": 1`, 1)))
 	require.NoError(t, err)
 	require.Equal(t, 2, r.Turns)
 	require.Nil(t, r.Grants, "unknown, which is not none")

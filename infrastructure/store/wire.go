@@ -12,8 +12,8 @@ import (
 
 // version is that of the format of record.json. A change that an older Caisson
 // would misread raises it. Version 1 had no grants; version 2 no log beside it,
-// and nothing of what came with that.
-const version = 3
+// and nothing of what came with that; version 3 neither prompt nor outcome.
+const version = 4
 
 // wireRecord is record.json.
 type wireRecord struct {
@@ -23,6 +23,8 @@ type wireRecord struct {
 	Workspace      string    `json:"workspace"`
 	PlanDigest     string    `json:"plan_digest"`
 	Grants         []string  `json:"grants,omitempty"`
+	Prompt         string    `json:"prompt,omitempty"`
+	Outcome        string    `json:"outcome,omitempty"`
 	ConversationID string    `json:"conversation_id"`
 	Lineage        []string  `json:"lineage"`
 	Turns          int       `json:"turns"`
@@ -55,7 +57,7 @@ type wireUsage struct {
 func encode(r domain.SessionRecord) ([]byte, error) {
 	w := wireRecord{
 		Version: version, ID: string(r.ID), Agent: string(r.Kind), Workspace: r.Workspace,
-		PlanDigest: r.PlanDigest, Grants: r.Grants, ConversationID: r.ConversationID, Lineage: r.Lineage,
+		PlanDigest: r.PlanDigest, Grants: r.Grants, Prompt: r.Prompt, Outcome: string(r.Outcome), ConversationID: r.ConversationID, Lineage: r.Lineage,
 		Turns: r.Turns, LastSeq: r.LastSeq, Total: wireUsage(r.Total), Opened: r.Opened.UTC(),
 		Epoch: r.Epoch,
 	}
@@ -105,7 +107,7 @@ func decode(data []byte) (domain.SessionRecord, error) {
 	}
 	r := domain.SessionRecord{
 		ID: id, Kind: domain.AgentKind(w.Agent), Workspace: w.Workspace, PlanDigest: w.PlanDigest, Grants: w.Grants,
-		ConversationID: w.ConversationID, Lineage: w.Lineage, Turns: w.Turns, LastSeq: w.LastSeq,
+		Prompt: w.Prompt, Outcome: domain.Outcome(w.Outcome), ConversationID: w.ConversationID, Lineage: w.Lineage, Turns: w.Turns, LastSeq: w.LastSeq,
 		Total: domain.Usage(w.Total), Opened: w.Opened, Updated: w.Updated, Epoch: w.Epoch,
 	}
 	if l := w.Live; l != nil {

@@ -297,7 +297,8 @@ const (
 func aRecord(id domain.SessionID) domain.SessionRecord {
 	return domain.SessionRecord{
 		ID: id, Kind: "codex", Workspace: "/some/where with a space/é", PlanDigest: strings.Repeat("ab", 32),
-		Grants:         []string{"read /a  # one", "tcp connect 443"},
+		Grants: []string{"read /a  # one", "tcp connect 443"},
+		Prompt: "do \x1b[31m this", Outcome: "denied",
 		ConversationID: "c-3", Lineage: []string{"c-1", "c-2"}, Turns: 3, LastSeq: 1 << 60,
 		Total: domain.Usage{
 			InputTokens: 11, CachedInputTokens: 12, CacheWriteTokens: 13, OutputTokens: 14, ReasoningTokens: 15,

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -119,7 +120,7 @@ func (a *app) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{fmt.Errorf("%w%s", err, seeHelp(cmd))} })
 	root.CompletionOptions.HiddenDefaultCmd = true
 	a.log = logLevel(slog.LevelWarn)
-	root.PersistentFlags().Var(&a.log, "log-level", "what of Caisson's own working is logged to standard error: debug, info, `warn` or error")
+	root.PersistentFlags().Var(&a.log, "log-level", "what of Caisson's own working is logged to standard error: debug, info, warn or error, by `LEVEL`")
 	root.AddCommand(a.runCommand(), a.execCommand(), a.shellCommand(), a.planCommand(), a.sessionsCommand(), a.explainCommand(), a.policyCommand(), a.doctorCommand(), a.demoCommand(), a.verifyCommand(), a.versionCommand())
 	return root
 }
@@ -137,7 +138,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 
 // compose makes the composition for this process.
 func (a *app) compose(ctx context.Context, opts ...composition.Option) (*composition.Caisson, error) {
-	logger := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.Level(a.log)}))
+	logger := slog.New(logHandler{
+		Handler: slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.Level(a.log)}), tell: a.tell,
+	})
 	all := []composition.Option{composition.WithEnviron(a.LookupEnv), composition.WithLogger(logger)}
 	return composition.New(ctx, append(append(all, a.Compose...), opts...)...)
 }
@@ -170,6 +173,48 @@ func (a *app) fail(err error) int {
 	text := strings.TrimRight(ui.Escape(err.Error()), "\n")
 	fmt.Fprintf(a.Stderr, "caisson: %s\n", strings.ReplaceAll(text, "\n", "\n  "))
 	return code
+}
+
+// tell says something on standard error, on one line of Caisson's own.
+func (a *app) tell(text string) { fmt.Fprintf(a.Stderr, "caisson: %s\n", ui.Line(text)) }
+
+// logHandler logs what goes well for whoever reads logs, and says what does not as
+// everything else that a person is told.
+type logHandler struct {
+	slog.Handler
+	tell  func(string)
+	attrs []slog.Attr
+}
+
+func (h logHandler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level < slog.LevelWarn {
+		return h.Handler.Handle(ctx, r)
+	}
+	about := make([]string, 0, len(h.attrs)+r.NumAttrs())
+	add := func(at slog.Attr) bool {
+		about = append(about, at.Key+" "+at.Value.Resolve().String())
+		return true
+	}
+	for _, at := range h.attrs {
+		add(at)
+	}
+	r.Attrs(add)
+	text := r.Message
+	if len(about) > 0 {
+		text += " (" + strings.Join(about, ", ") + ")"
+	}
+	h.tell(text)
+	return nil
+}
+
+func (h logHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	h.Handler, h.attrs = h.Handler.WithAttrs(attrs), slices.Concat(h.attrs, attrs)
+	return h
+}
+
+func (h logHandler) WithGroup(name string) slog.Handler {
+	h.Handler = h.Handler.WithGroup(name)
+	return h
 }
 
 // logLevel is the level of a flag.

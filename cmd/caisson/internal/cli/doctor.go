@@ -23,7 +23,7 @@ import (
 )
 
 func (a *app) doctorCommand() *cobra.Command {
-	var asJSON bool
+	var out output
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Tell what can be enforced here, and prove it",
@@ -36,9 +36,9 @@ It also tries whether sessions can be kept in the state directory.
 Exit codes: 0 the proof holds; 1 it does, but no session can be kept, or
 something failed; 2 usage; 3 it does not.`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), asJSON) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), out.json) },
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one line of JSON")
+	out.add(cmd.Flags())
 	return cmd
 }
 

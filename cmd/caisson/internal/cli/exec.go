@@ -87,7 +87,7 @@ func (a *app) exec(ctx context.Context, flags policyFlags, argv []string) (_ int
 		return 0, err
 	}
 	if result.CleanUp != nil {
-		fmt.Fprintf(a.Stderr, "caisson: %s\n", ui.Line(result.CleanUp.Error()))
+		a.tell(result.CleanUp.Error())
 	}
 	switch exit := result.Exit; {
 	case !exit.Known:

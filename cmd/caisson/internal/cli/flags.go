@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/caisson-run/caisson/application"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/policyfile"
 	"github.com/caisson-run/caisson/ports"
@@ -61,13 +60,13 @@ func (f *policyFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.connect, "connect", nil, "allow TCP connections to `ADDRESS:PORT` and to no other host on that port; localhost is 127.0.0.1 and ::1")
 	flags.StringArrayVar(&f.bindTCP, "bind-tcp", nil, "allow to listen on TCP `PORT`")
 	flags.BoolVar(&f.udp, "udp", false, "allow UDP, to any host: what resolves names by DNS needs it")
-	flags.StringVar(&f.unix, "unix-sockets", "deny", "unix sockets that may be connected to: `deny`, own (below writable directories; needs Landlock ABI 9) or allow (docker.sock included)")
+	flags.StringVar(&f.unix, "unix-sockets", "deny", "the `MODE` of unix sockets, which ones may be connected to: deny, own (below writable directories; needs Landlock ABI 9) or allow (docker.sock included)")
 	flags.StringArrayVar(&f.env, "env", nil, "pass the variable `NAME[=VALUE]` on; without a value, Caisson's own")
 	flags.Var(&f.memory, "memory", "the most memory of the whole tree, as `SIZE`, for example 512M or 4G; needs a delegated cgroup")
 	flags.Uint64Var(&f.pids, "pids", 0, "the most processes and threads of the whole tree, `N`; needs a delegated cgroup")
 	flags.Float64Var(&f.cpus, "cpus", 0, "the most processors that the whole tree uses, `N`, for example 1.5; needs a delegated cgroup")
 	flags.StringArrayVar(&f.waive, "waive", nil, "do without `PROPERTY` where it cannot be enforced; the receipt says so")
-	flags.StringVar(&f.sandbox, "sandbox", "required", "`required`, or off to run without any sandbox")
+	flags.StringVar(&f.sandbox, "sandbox", "required", "the `MODE`: required, or off to run without any sandbox")
 }
 
 // replacing are the flags that take the place of a key of a policy file, where
@@ -105,7 +104,7 @@ func (a *app) once() func(text string) {
 		defer mu.Unlock()
 		if !told[text] {
 			told[text] = true
-			fmt.Fprintf(a.Stderr, "caisson: %s\n", ui.Line(text))
+			a.tell(text)
 		}
 	}
 }
@@ -269,7 +268,7 @@ type gatewayFlags struct {
 }
 
 func (f *gatewayFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.mode, "gateway", "on", "`on`: the agent reaches its model API through Caisson, which keeps the key; off: by itself, with the key, and with DNS if it needs it")
+	flags.StringVar(&f.mode, "gateway", "on", "the `MODE`: on, the agent reaches its model API through Caisson, which keeps the key; off, by itself, with the key, and with DNS if it needs it")
 	flags.StringArrayVar(&f.files, "credential-file", nil, "the gateway takes the credential from a file: `NAME=PATH`, for example ANTHROPIC_API_KEY=/run/secrets/key")
 }
 
@@ -316,8 +315,26 @@ func (*duration) Type() string { return "duration" }
 type output struct{ json bool }
 
 func (o *output) add(flags *pflag.FlagSet) {
-	flags.VarP(o, "output", "", "`text` for people, or json for JSON Lines")
+	flags.Var(o, "output", "the `FORM`: text for people, or json for JSON Lines")
+	flags.Var((*jsonFlag)(o), "json", "the same as --output json")
+	flags.Lookup("json").NoOptDefVal = "true"
 }
+
+// jsonFlag is the other name of --output json. Of both the last one counts.
+type jsonFlag output
+
+func (o *jsonFlag) Set(s string) error {
+	on, err := strconv.ParseBool(s)
+	if err != nil {
+		return errors.New("neither true nor false")
+	}
+	o.json = on
+	return nil
+}
+
+func (o *jsonFlag) String() string { return strconv.FormatBool(o.json) }
+
+func (*jsonFlag) Type() string { return "bool" }
 
 func (o *output) Set(s string) error {
 	switch s {

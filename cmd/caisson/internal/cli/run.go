@@ -35,14 +35,14 @@ type sessionFlags struct {
 func (f *sessionFlags) addTo(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.agent, "agent", "", "the agent: `claude` or codex")
-	flags.StringVar(&f.agentBin, "agent-bin", "", "the agent's program; searched on PATH by default")
+	flags.StringVar(&f.agent, "agent", "", "the `AGENT`: claude or codex")
+	flags.StringVar(&f.agentBin, "agent-bin", "", "the agent's program, a `PATH`; searched on PATH by default")
 	flags.StringVar(&f.workspace, "workspace", "", "the `DIR` that the agent works in; the working directory by default")
 	flags.StringVar(&f.resume, "resume", "", "continue the session `ID`, which may be shortened; last for the workspace's last one")
-	flags.StringVar(&f.model, "model", "", "the agent's model; its own default otherwise")
+	flags.StringVar(&f.model, "model", "", "the `NAME` of the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
 	f.gateway.add(flags)
-	flags.StringVar(&f.tripwires, "tripwires", "report", "what to do when the turn changes files that run code later, outside the sandbox (git hooks, .envrc, workflows …): `report`, fail or off")
+	flags.StringVar(&f.tripwires, "tripwires", "report", "what to do, by `MODE`, when the turn changes files that run code later, outside the sandbox (git hooks, .envrc, workflows …): report, fail or off")
 	flags.Var((*duration)(&f.timeout), "timeout", "end the turn after this `TIME`, for example 90s or 10m; 0 for never")
 	flags.Var((*duration)(&f.idle), "idle-timeout", "end the turn after this `TIME` without output or a running tool; 0 for never")
 }
@@ -190,17 +190,23 @@ func (a *app) withProgress(give sink) (_ sink, stop func()) {
 	return func(e domain.Event) error { return progress.Event(e, func() error { return give(e) }) }, progress.Stop
 }
 
+// width returns the columns of the terminal that standard output is; 0 for none.
+func (a *app) width() int {
+	f, ok := a.Stdout.(*os.File)
+	if !ok {
+		return 0
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
+}
+
 // printer returns the printer on standard output.
 func (a *app) printer() *ui.Printer {
-	var opt ui.Options
+	opt := ui.Options{Width: a.width}
 	if f, ok := a.Stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		opt.Width = func() int {
-			width, _, err := term.GetSize(int(f.Fd()))
-			if err != nil {
-				return 0
-			}
-			return width
-		}
 		_, noColour := a.LookupEnv("NO_COLOR")
 		kind, _ := a.LookupEnv("TERM")
 		opt.Colour = !noColour && kind != "dumb"

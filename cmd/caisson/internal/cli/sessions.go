@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -27,7 +28,12 @@ func (a *app) sessionsCommand() *cobra.Command {
 shortened to its beginning, and "last" is the session that was used last.
 
 A turn whose Caisson died is settled by the first command that meets it: what is
-left of its processes is ended, and it gets its final event.`,
+left of its processes is ended, and it gets its final event. Where that cannot be
+done, on a full disk for example, what there is is shown all the same.
+
+The list has of each session as much of its ID as it takes to name it, what its
+last turn came to, and the beginning of its first prompt. --output json has the
+whole of them, and docs/sessions.md the names.`,
 		Args: commandOnly,
 		RunE: needsCommand,
 	}
@@ -62,7 +68,10 @@ func (a *app) sessionsList() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.with(cmd.Context(), func(ctx context.Context, o *application.Orchestrator) error {
 				infos, err := o.Sessions(ctx)
-				return errors.Join(a.write(listing(infos, out.json, time.Now())), err)
+				for _, i := range infos {
+					a.tellUnsettled(i)
+				}
+				return errors.Join(a.write(listing(infos, out.json, time.Now(), a.width())), err)
 			})
 		},
 	}
@@ -78,33 +87,103 @@ func (a *app) write(text []byte) error {
 	return nil
 }
 
-func listing(infos []application.SessionInfo, asJSON bool, now time.Time) []byte {
+// tellUnsettled says what of a session could not be settled. What there is was read
+// all the same.
+func (a *app) tellUnsettled(i application.SessionInfo) {
+	if i.Unsettled != nil {
+		a.tell(i.Unsettled.Error())
+	}
+}
+
+func unsettled(i application.SessionInfo) string {
+	if i.Unsettled == nil {
+		return ""
+	}
+	return i.Unsettled.Error()
+}
+
+// promptShown is how many characters of a prompt a line of the listing has.
+const promptShown = 40
+
+// listing shows the sessions on lines of that width; 0 for no bound.
+func listing(infos []application.SessionInfo, asJSON bool, now time.Time, width int) []byte {
 	var text bytes.Buffer
 	if asJSON {
 		var line []byte
 		for _, i := range infos {
-			line = jsonl.AppendSession(line[:0], i.SessionRecord, i.Running)
+			line = jsonl.AppendSession(line[:0], i.SessionRecord, i.Running, unsettled(i))
 			text.Write(line)
 		}
 		return text.Bytes()
 	}
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	if len(infos) > 0 {
-		fmt.Fprintln(table, "ID\tAGENT\tTURNS\tUSED\tSTATE\tWORKSPACE")
+		fmt.Fprintln(table, "ID\tAGENT\tTURNS\tUSED\tSTATE\tPROMPT\tWORKSPACE")
 	}
-	for _, i := range infos {
-		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%s\t%s\n",
-			i.ID, ui.Line(string(i.Kind)), i.Turns, ago(now.Sub(used(i.SessionRecord))), state(i.Running), ui.Line(i.Workspace))
+	short := shortIDs(infos)
+	for n, i := range infos {
+		fmt.Fprintf(table, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n",
+			short[n], ui.Line(string(i.Kind)), i.Turns, ago(now.Sub(used(i.SessionRecord))), ui.Line(state(i)),
+			ui.Cut(ui.Line(i.Prompt), promptShown), ui.Line(i.Workspace))
 	}
 	_ = table.Flush() // into memory
-	return text.Bytes()
+	if width <= 0 {
+		return text.Bytes()
+	}
+	var fitted []byte
+	for line := range strings.Lines(text.String()) {
+		fitted = append(append(fitted, ui.Fit(strings.TrimSuffix(line, "\n"), width)...), '\n')
+	}
+	return fitted
 }
 
-func state(running bool) string {
-	if running {
-		return "running"
+// shortest is how much of an id is shown at least.
+const shortest = 8
+
+// shortIDs returns the beginnings of the ids that are needed to tell each session
+// from all the others. They begin with the time, so those that were opened within
+// a minute take more than the first group.
+func shortIDs(infos []application.SessionInfo) []string {
+	sorted := make([]string, 0, len(infos))
+	for _, i := range infos {
+		sorted = append(sorted, string(i.ID))
 	}
-	return "idle"
+	slices.Sort(sorted)
+	short := make([]string, 0, len(infos))
+	for _, i := range infos {
+		id := string(i.ID)
+		at, _ := slices.BinarySearch(sorted, id)
+		need := shortest
+		for _, other := range []int{at - 1, at + 1} {
+			if other >= 0 && other < len(sorted) {
+				need = max(need, common(id, sorted[other])+1)
+			}
+		}
+		short = append(short, id[:min(need, len(id))])
+	}
+	return short
+}
+
+// common is the length of the common beginning.
+func common(a, b string) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// state is how a session stands: what its last turn came to, unless one runs.
+func state(i application.SessionInfo) string {
+	switch {
+	case i.Running:
+		return "running"
+	case i.Unsettled != nil:
+		return "unsettled"
+	case i.Outcome != "":
+		return string(i.Outcome)
+	}
+	return "idle" // recorded by an older Caisson, or without a turn
 }
 
 func used(r domain.SessionRecord) time.Time {
@@ -149,8 +228,9 @@ func (a *app) sessionsShow() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				a.tellUnsettled(info)
 				if out.json {
-					return a.write(jsonl.AppendSession(nil, info.SessionRecord, info.Running))
+					return a.write(jsonl.AppendSession(nil, info.SessionRecord, info.Running, unsettled(info)))
 				}
 				return a.write(description(info))
 			})
@@ -168,7 +248,8 @@ func description(i application.SessionInfo) []byte {
 	line("session", "%s", i.ID)
 	line("agent", "%s", i.Kind)
 	line("workspace", "%s", i.Workspace)
-	line("state", "%s", state(i.Running))
+	line("prompt", "%s", i.Prompt)
+	line("state", "%s", state(i))
 	line("opened", "%s", i.Opened.Local().Format(time.RFC3339))
 	line("used", "%s", used(i.SessionRecord).Local().Format(time.RFC3339))
 	line("turns", "%d", i.Turns)
@@ -204,6 +285,10 @@ it goes on with what comes until no turn runs any more.`,
 				}
 				give := a.sink(out.json)
 				for e, err := range o.Replay(ctx, id, from, follow) {
+					if unsettled := (*application.UnsettledError)(nil); errors.As(err, &unsettled) {
+						a.tell(unsettled.Error())
+						return nil
+					}
 					if err != nil {
 						return err
 					}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,13 +44,20 @@ func TestSessions(t *testing.T) {
 
 	lines := strings.Split(strings.TrimSuffix(ok("sessions", "list"), "\n"), "\n")
 	require.Len(t, lines, 3)
-	require.Regexp(t, `^ID +AGENT +TURNS +USED +STATE +WORKSPACE$`, lines[0])
-	require.Regexp(t, `^`+string(second)+` +codex +1 +now +idle +/`, lines[1], "the last used one first")
-	require.Regexp(t, `^`+string(first)+` +claude +1 +now +idle +/`, lines[2])
+	require.Regexp(t, `^ID +AGENT +TURNS +USED +STATE +PROMPT +WORKSPACE$`, lines[0])
+	require.Regexp(t, `^`+string(second)[:8]+`[-0-9a-f]* +codex +1 +now +completed +\S.* /`, lines[1], "the last used one first")
+	require.Regexp(t, `^`+string(first)[:8]+`[-0-9a-f]* +claude +1 +now +completed +\S.* /`, lines[2])
+	for i, want := range []domain.SessionID{second, first} {
+		shown := strings.Fields(lines[i+1])[0]
+		require.Contains(t, ok("sessions", "show", shown), string(want), "what is listed is enough to name it")
+	}
 	var info map[string]any
 	require.NoError(t, json.Unmarshal([]byte(strings.Split(ok("sessions", "list", "--output", "json"), "\n")[0]), &info))
 	require.Equal(t, string(second), info["session"])
 	require.Equal(t, false, info["running"])
+	require.Equal(t, "completed", info["outcome"])
+	require.Nil(t, info["unsettled"])
+	require.NotEmpty(t, info["prompt"])
 
 	// Session ids of one run differ in their ends alone, so a test shortens little.
 	short := string(first)[:30]
@@ -146,10 +154,10 @@ func TestFollowARunningTurn(t *testing.T) {
 	var id string
 	require.Eventually(t, func() bool {
 		fields := strings.Fields(b.run("sessions", "list").stdout)
-		if len(fields) < 11 || fields[9] != "running" && fields[10] != "running" {
+		if len(fields) < 7 || !slices.Contains(fields, "running") {
 			return false
 		}
-		id = fields[6]
+		id = fields[7]
 		return strings.Contains(b.run("sessions", "replay", id).stdout, "begun")
 	}, 20*time.Second, 20*time.Millisecond)
 	got := b.run("sessions", "rm", id)
@@ -181,4 +189,69 @@ func TestLogLevel(t *testing.T) {
 	require.NotContains(t, got.stderr, "hello", "what is said is no business of the log")
 	got = b.run("run", "--log-level", "error", "--agent", "claude", fakecli.Script("say hello"))
 	require.Empty(t, got.stderr)
+}
+
+// What is dead and cannot be settled does not keep anybody from reading.
+func TestReadingWhereADeadTurnCannotBeSettled(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	b := newBench(t)
+	id, events := b.say("--agent", "claude", fakecli.Script("say one"))
+	dir := filepath.Join(b.state, "sessions", string(id))
+	record, err := os.ReadFile(filepath.Join(dir, "record.json"))
+	require.NoError(t, err)
+	live := strings.Replace(string(record), `"turns": 1,`, `"turns": 2, "live": {"turn": 2, "first_seq": 99, "pid": 0, "start": 0, "boot": "", "mark": "none such"},`, 1)
+	require.NotEqual(t, string(record), live)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "record.json"), []byte(live), 0o600))
+	// Something that root cannot do either stands for a full disk.
+	require.NoError(t, os.Remove(filepath.Join(dir, "lock")))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "lock"), 0o700))
+
+	for name, args := range map[string][]string{
+		"list": {"list"}, "show": {"show", string(id)}, "replay": {"replay", string(id)}, "follow": {"replay", "--follow", string(id)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := b.run(append([]string{"sessions"}, args...)...)
+			require.Equal(t, 0, got.code, got.stderr)
+			require.Equal(t, 1, strings.Count(got.stderr, "\n"), got.stderr)
+			require.True(t, strings.HasPrefix(got.stderr, "caisson: turn 2 of session "+string(id)+" has no end on record"), got.stderr)
+			require.Contains(t, got.stderr, "not a regular file", "and why")
+			if args[0] == "replay" {
+				require.Contains(t, got.stdout, "one")
+			} else {
+				require.Contains(t, got.stdout, "unsettled")
+			}
+		})
+	}
+	got := b.run("sessions", "list", "--output", "json")
+	var info map[string]any
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &info))
+	require.Contains(t, info["unsettled"], "turn 2")
+	require.Equal(t, events, b.events(b.run("sessions", "replay", string(id), "--output", "json").stdout))
+
+	// Where it can be, that is said as everything else is, and without a time that
+	// nobody took.
+	require.NoError(t, os.Remove(filepath.Join(dir, "lock")))
+	got = b.run("sessions", "list")
+	require.Equal(t, 0, got.code)
+	require.Equal(t, "caisson: ended a turn whose Caisson had died (session "+string(id)+", turn 2)\n", got.stderr)
+	require.Contains(t, got.stdout, " exited ")
+	shown := b.run("sessions", "replay", string(id)).stdout
+	require.Contains(t, shown, "caisson: exited; ")
+	require.NotContains(t, shown, "in 0s")
+}
+
+// A prompt is text of somebody's, and secrets in it are not kept.
+func TestTheListingShowsPromptsHarmlessly(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	b := newBench(t)
+	b.say("--agent", "claude", "--env", "TOKEN=a-long-secret-value", "\x1b[31mred a-long-secret-value\n"+fakecli.Script("say one"))
+	got := b.run("sessions", "list")
+	require.Equal(t, 0, got.code, got.stderr)
+	require.Contains(t, got.stdout, `\x1b[31mred [value of TOKEN]`)
+	require.NotContains(t, got.stdout, "\x1b")
+	record, err := filepath.Glob(filepath.Join(b.state, "sessions", "*", "record.json"))
+	require.NoError(t, err)
+	data, err := os.ReadFile(record[0])
+	require.NoError(t, err)
+	require.NotContains(t, string(data), "a-long-secret")
 }

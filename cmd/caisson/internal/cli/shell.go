@@ -39,6 +39,9 @@ the input of this terminal. Everything that it started ends with it.
 
 What the program prints goes to this terminal as it is, escape sequences
 included: as with any remote shell, the program is trusted with what they can do.
+If this terminal shows no input afterwards, because Caisson itself was killed by
+SIGKILL and could not put its mode back, type "reset" or "stty sane" blindly, and
+Enter, or Ctrl-J if Enter does nothing.
 
 Exit codes: the program's own; 128+n if signal n ended it; 124 timed out; 125
 Caisson failed or refused; 126 the program is not executable, or running it was
@@ -58,10 +61,10 @@ denied; 127 it was not found.`,
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return coded{fmt.Errorf("%w%s", err, seeHelp(cmd)), exitExecFailed}
 	})
-	flags.StringVar(&f.agent, "agent", "", "run the interface of the agent `claude` or codex")
-	flags.StringVar(&f.agentBin, "agent-bin", "", "the agent's program; searched on PATH by default")
+	flags.StringVar(&f.agent, "agent", "", "run the interface of this `AGENT`: claude or codex")
+	flags.StringVar(&f.agentBin, "agent-bin", "", "the agent's program, a `PATH`; searched on PATH by default")
 	flags.StringVar(&f.workspace, "workspace", "", "the `DIR` to work in; the working directory by default")
-	flags.StringVar(&f.model, "model", "", "the agent's model; its own default otherwise")
+	flags.StringVar(&f.model, "model", "", "the `NAME` of the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
 	f.gateway.add(flags)
 	flags.Var((*duration)(&f.timeout), "timeout", "end the program after this `TIME`, for example 90s or 10m; 0 for never")

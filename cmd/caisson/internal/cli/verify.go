@@ -29,7 +29,7 @@ import (
 type verifyFlags struct {
 	policy  policyFlags
 	layers  []string
-	json    bool
+	output  output
 	junit   string
 	verbose bool
 }
@@ -67,7 +67,7 @@ the sandbox cannot be enforced here.`,
 		},
 	}
 	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&flags.json, "json", false, "print JSON Lines: one per attempt, and the outcome last")
+	flags.output.add(cmd.Flags())
 	cmd.Flags().StringVar(&flags.junit, "junit", "", "also write a JUnit report to `FILE`")
 	cmd.Flags().BoolVarP(&flags.verbose, "verbose", "v", false, "print a line for every attempt")
 	cmd.Flags().StringSliceVar(&flags.layers, "layers", nil, "use only these `LAYERS` of the sandbox (landlock, seccomp, privileges), and waive what they do not enforce: shows what the others are for")
@@ -353,7 +353,7 @@ func (v *verification) tell(took time.Duration) error {
 		v.app.code = exitFailed
 	}
 	text := v.text(fault, took)
-	if v.flags.json {
+	if v.flags.output.json {
 		text = v.lines(fault, took)
 	}
 	if err := v.app.write(text); err != nil {

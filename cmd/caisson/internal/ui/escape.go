@@ -52,6 +52,18 @@ func Cut(s string, most int) string {
 	return string(r[:most-1]) + "…"
 }
 
+// Fit cuts a line so that it takes less than width columns: some terminals go to
+// the next line in the last one.
+func Fit(line string, width int) string {
+	used := 0
+	for i, r := range line {
+		if used += columns(r); used >= width {
+			return line[:i]
+		}
+	}
+	return line
+}
+
 // columns says how many columns a character takes at most. Terminals differ
 // about everything but ASCII; too much only breaks a line early, too little
 // would let the terminal break it.

@@ -196,7 +196,10 @@ func (p *Printer) final(id domain.SessionID, f domain.Final) {
 	}
 	p.errs = nil
 	u := f.Usage
-	parts := []string{fmt.Sprintf("%s in %s", f.Outcome, round(f.Duration)), "exit status unknown"}
+	parts := []string{string(f.Outcome), "exit status unknown"}
+	if f.Duration > 0 { // otherwise nobody was there to take the time
+		parts[0] += fmt.Sprintf(" in %s", round(f.Duration))
+	}
 	if f.Exit.Known {
 		parts[1] = f.Exit.String()
 	}

@@ -129,13 +129,5 @@ func (p *Progress) line() string {
 	if p.tokens > 0 {
 		parts = append(parts, fmt.Sprintf("%d tokens", p.tokens))
 	}
-	line := ownMark + strings.Join(parts, ", ")
-	used := 0
-	for i, r := range line {
-		// The last column stays free: some terminals go to the next line there.
-		if used += columns(r); used >= max(p.width(), 20) {
-			return line[:i]
-		}
-	}
-	return line
+	return Fit(ownMark+strings.Join(parts, ", "), max(p.width(), 20))
 }
