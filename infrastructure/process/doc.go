@@ -11,10 +11,10 @@
 // LockOSThread). It is never the main thread, which the runtime cannot end. All
 // that can fail or needs a file is done before, on an ordinary goroutine.
 //
-// The child is born stopped (PTRACE_TRACEME, then PTRACE_DETACH with SIGSTOP)
-// and is continued only when the spawning thread is gone. A thread that lives
-// in the domain in which an agent runs is a hole: the agent may signal it,
-// trace it, and read the orchestrator's memory through it.
+// The child is born stopped (PTRACE_TRACEME, then a SIGSTOP that waits for it) and
+// is continued only when the spawning thread is gone. A thread that lives in the
+// domain in which an agent runs is a hole: the agent may signal it, trace it, and
+// read the orchestrator's memory through it.
 //
 // # What the host must not do
 //

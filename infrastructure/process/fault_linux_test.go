@@ -230,7 +230,7 @@ func TestEveryCallOfAStartIsRefusedInTurn(t *testing.T) {
 		"wait4":        {call: unix.SYS_WAIT4, errnos: []unix.Errno{unix.ECHILD}},
 		"pidfd_open":   {call: unix.SYS_PIDFD_OPEN, harmless: true},
 		"pidfd_signal": {call: unix.SYS_PIDFD_SEND_SIGNAL, harmless: true},
-		"kill":         {call: unix.SYS_KILL, harmless: true},
+		"kill":         {call: unix.SYS_KILL},
 		"epoll_ctl":    {call: unix.SYS_EPOLL_CTL, harmless: true},
 	} {
 		for _, errno := range append([]unix.Errno{unix.EPERM, unix.EAGAIN, unix.ENOMEM, unix.ENOSPC}, c.errnos...) {

@@ -109,6 +109,8 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		}
 		next()
 		if err := leaveStopped(proc.Pid); err != nil {
+			// It would run once this thread, its tracer, is gone.
+			_ = proc.Kill() // if that fails too, discard tries again
 			return &domain.SpawnError{Step: "stop at birth", Argv0: line.Path, Err: err}
 		}
 		return nil
@@ -171,12 +173,14 @@ func noKeeper(err error) error {
 	return e
 }
 
-// leaveStopped takes a child that stopped at its exec, under trace by the
-// calling thread, and lets go of it such that it stays stopped. It has not
-// executed one instruction of its program, and will not before a SIGCONT.
+// leaveStopped awaits that a child, under trace by the calling thread, stopped at
+// its exec, and sees to it that it stays stopped when that thread has ended. It has
+// not executed one instruction of its program, and will not before a SIGCONT.
 func leaveStopped(pid int) error {
 	var status unix.WaitStatus
 	for {
+		// Having told of it, the kernel drops the SIGTRAP that the child stopped for.
+		// A child whose tracer dies before dies of it.
 		_, err := unix.Wait4(pid, &status, unix.WALL, nil)
 		if errors.Is(err, unix.EINTR) {
 			continue
@@ -189,15 +193,11 @@ func leaveStopped(pid int) error {
 	if !status.Stopped() {
 		return fmt.Errorf("the child ended before its first instruction (wait status %#x)", uint32(status))
 	}
-	// Where there is no keeper: a tracer that dies lets its tracees run.
-	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_EXITKILL); err != nil {
-		return os.NewSyscallError("ptrace(PTRACE_SETOPTIONS)", err)
-	}
-	// ptrace(2): PTRACE_DETACH with a signal restarts the tracee with it;
-	// SIGSTOP stops it before it gets back to user mode. x/sys' PtraceDetach
-	// cannot pass a signal.
-	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_DETACH, uintptr(pid), 0, uintptr(unix.SIGSTOP), 0, 0); errno != 0 {
-		return os.NewSyscallError("ptrace(PTRACE_DETACH)", errno)
+	// The end of the tracer restarts its tracee (ptrace(2)), which then finds this
+	// signal before it gets back to user mode. If the SIGCONT was faster, it has
+	// taken the SIGSTOP away, and the child goes on without another stop.
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		return os.NewSyscallError("kill(SIGSTOP)", err)
 	}
 	return nil
 }

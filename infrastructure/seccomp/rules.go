@@ -63,7 +63,7 @@ const (
 	// does not look at its mode, which may then be anything.
 	creates = 0o100 | 0o20000000
 
-	ptraceTraceMe, ptraceDetach, ptraceSetOptions, exitKill = 0, 17, 0x4200, 0x10_0000
+	ptraceTraceMe = 0
 
 	personalityQuery, addrNoRandomize = 0xffff_ffff, 0x004_0000
 
@@ -166,12 +166,11 @@ func options(v variant) decision {
 				otherwise(is(1, solIPv6).when(ipv6).otherwise(allow))))
 }
 
-// tracing is what a spawn needs: a child is born stopped, and killed if its
-// tracer dies before it lets go. Debuggers need more, and do not work. The
-// request is a long, so its upper half counts.
+// tracing is what a spawn needs: a child is born stopped. Debuggers need more, and
+// do not work. The request is a long, so its upper half counts.
 func tracing() decision {
 	whole := &test{high: true, mask: allBits, values: []uint32{0}, no: eperm}
-	whole.yes = is(0, ptraceTraceMe, ptraceDetach).otherwise(is(0, ptraceSetOptions).when(is(3, exitKill)))
+	whole.yes = is(0, ptraceTraceMe)
 	return whole
 }
 

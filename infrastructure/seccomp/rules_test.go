@@ -199,9 +199,7 @@ var expectations = []struct {
 	{"IPV6_UNICAST_IF", "setsockopt", args(3, 41, 76), whereAsked(eperm)},
 
 	{"PTRACE_TRACEME", "ptrace", args(0), always(allow)},
-	{"PTRACE_DETACH", "ptrace", args(17, 99), always(allow)},
-	{"PTRACE_SETOPTIONS with EXITKILL", "ptrace", args(0x4200, 99, 0, 0x100000), always(allow)},
-	{"PTRACE_SETOPTIONS with another option", "ptrace", args(0x4200, 99, 0, 0x100002), always(eperm)},
+	{"PTRACE_DETACH", "ptrace", args(17, 99), always(eperm)},
 	{"PTRACE_SETOPTIONS that suspends the filter", "ptrace", args(0x4200, 99, 0, 0x200000), always(eperm)},
 	{"PTRACE_ATTACH", "ptrace", args(16, 99), always(eperm)},
 	{"PTRACE_SEIZE", "ptrace", args(0x4206, 99), always(eperm)},
