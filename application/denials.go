@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/domain"
@@ -36,12 +37,25 @@ func (d *denials) notes(output string) []domain.ReplyEvent {
 	}
 	var notes []domain.ReplyEvent
 	tries := maxDenialTries
+	shared := 0 // for how many lines what was called before is what an error is about
 	for line := range strings.Lines(output) {
+		if callsShared(line) {
+			shared = sharedLines
+		}
+		shared--
 		if !deniedLine(line) {
 			continue
 		}
 		line = withoutSpeaker(line)
-		for _, path := range pathsIn(line) {
+		paths := pathsIn(line)
+		if shared >= 0 && !slices.ContainsFunc(paths, func(path string) bool { return filepath.Dir(path) != "/" }) {
+			if note, ok := d.explainShared(); ok && !d.said[sharedDir] {
+				d.said[sharedDir] = true
+				notes = append(notes, note)
+			}
+			continue
+		}
+		for _, path := range paths {
 			if tries--; tries < 0 || len(d.said) >= maxDenialNotes {
 				return notes
 			}
@@ -81,6 +95,34 @@ func (d *denials) explained(n domain.Notice) domain.Notice {
 		}
 	}
 	return n
+}
+
+// sharedDir is where C libraries keep the semaphores and the shared memory of POSIX
+// (shm_overview(7), sem_overview(7)).
+const sharedDir = "/dev/shm"
+
+// sharedLines is how many lines, from the one with the call, an error follows in:
+// Python marks the call on a line of its own.
+const sharedLines = 4
+
+// callsShared reports whether a line, of a traceback for example, has a call that
+// makes such a thing. Errors of these calls have no path, or the name alone, which
+// looks like a path from the root.
+func callsShared(line string) bool {
+	return strings.Contains(line, "SemLock(") || strings.Contains(line, "sem_open") || strings.Contains(line, "shm_open")
+}
+
+// explainShared returns what there is to say if the plan denies such things.
+func (d *denials) explainShared() (domain.Notice, bool) {
+	e, err := ExplainFile(d.plan, domain.OpCreate, sharedDir+"/semaphore", "")
+	if err != nil || e.Allowed {
+		return domain.Notice{}, false
+	}
+	// To create them alone would not be enough.
+	grant := domain.Change{Rules: []domain.PathRule{{Path: sharedDir, Access: domain.AccessReadWrite}}}
+	return domain.Notice{Class: domain.NoticeDenial, Message: "the plan denies POSIX semaphores and shared memory, which Python's multiprocessing uses, " +
+		"because they are files in " + sharedDir + ": " + e.Because + "; to allow them, grant " + grant.String() +
+		", which all programs of this machine share"}, true
 }
 
 // deniedLine reports whether a line is of a permission error, as C libraries,

@@ -71,6 +71,57 @@ func TestDenialsOfThePlanAreExplained(t *testing.T) {
 	require.Empty(t, off.notes("cat: "+secret+": Permission denied"))
 }
 
+// What Python 3.11 prints names no path, or one that is none.
+func TestDeniedSharedMemoryIsRecognised(t *testing.T) {
+	const (
+		semaphore = `  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__
+    sl = self._semlock = _multiprocessing.SemLock(
+                         ^^^^^^^^^^^^^^^^^^^^^^^^^
+PermissionError: [Errno 13] Permission denied
+`
+		memory = `  File "/usr/lib/python3.11/multiprocessing/shared_memory.py", line 93, in __init__
+    self._fd = _posixshmem.shm_open(
+               ^^^^^^^^^^^^^^^^^^^^^
+PermissionError: [Errno 13] Permission denied: '/psm_5988b714'
+`
+	)
+	if _, err := os.Stat("/dev/shm"); err != nil {
+		t.Skip("there is no /dev/shm")
+	}
+	plan := domain.NewSandboxPlan("test")
+	secret, err := filepath.EvalSymlinks(t.TempDir())
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		plan   domain.SandboxPlan
+		output string
+		says   string
+	}{
+		"semaphore":      {plan, semaphore, "/dev/shm"},
+		"shared memory":  {plan, memory, "/dev/shm"},
+		"in C":           {plan, "sem_open: Permission denied\n", "/dev/shm"},
+		"granted":        {plan.WithRules(domain.PathRule{Path: "/dev/shm", Access: domain.AccessReadWrite}), semaphore + memory, ""},
+		"something else": {plan, "sem_open: ok\nls: cannot open directory '" + secret + "': Permission denied\n", `read "` + secret},
+		"much later":     {plan, "sem_open: ok\n\n\n\n\n\nPermission denied\n", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := denials{plan: c.plan, workspace: secret, said: map[string]bool{}}
+			notes := d.notes(c.output)
+			if c.says == "" {
+				require.Empty(t, notes)
+				return
+			}
+			require.Len(t, notes, 1, "%v", notes)
+			n, ok := notes[0].(domain.Notice)
+			require.True(t, ok)
+			require.Contains(t, n.Message, c.says)
+			if c.says == "/dev/shm" {
+				require.Contains(t, n.Message, "to allow them, grant read+write on /dev/shm")
+			}
+			require.Empty(t, d.notes(c.output), "once is enough")
+		})
+	}
+}
+
 func TestDenialsAreBounded(t *testing.T) {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	require.NoError(t, err)

@@ -31,7 +31,8 @@ Exit codes: the command's own; 128+n if signal n ended it; 125 Caisson failed or
 refused; 126 the command is not executable, or running it was denied; 127 it was
 not found.`,
 		Example: `  caisson exec --ro . -- grep -r password .
-  caisson exec --rwx . --connect-tcp 443 --udp -- npm ci`,
+  caisson exec --rwx . --connect-tcp 443 --udp -- npm ci
+  caisson exec --rwx . --rw /dev/shm -- python3 pool.py    # multiprocessing has its semaphores there`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return coded{errors.New("no command: caisson exec [flags] -- COMMAND [ARG…]"), exitExecFailed}
