@@ -74,7 +74,7 @@ func (p *parser) ParseEvent(line []byte) (ports.Parsed, error) {
 	read := 0
 	var ev wireEvent
 	for p.dec.more() {
-		if p.dec.next(&ev) != nil {
+		if !p.dec.next(&ev) {
 			p.flush(&out.Events)
 			rest := bytes.TrimSpace(line[read:])
 			add(&out, domain.Log{Stream: "stdout", Line: string(bytes.ToValidUTF8(rest, badRune))})
@@ -203,9 +203,8 @@ func (p *parser) failed(ev *wireEvent, out *ports.Parsed) {
 
 // errorMessage reads {"message": …}, or a plain string.
 func (p *parser) errorMessage(v jsontext.Value) string {
-	var e wireError
-	if decode(v, &e) {
-		return e.Message
+	if len(v) > 0 && v[0] == '{' {
+		return p.dec.message(v)
 	}
 	return p.dec.orEmpty(v)
 }
@@ -401,7 +400,11 @@ type member struct {
 
 // object makes a JSON object of the members that have a value, nil if none has.
 func object(members ...member) []byte {
-	var b []byte
+	size := 1
+	for _, m := range members {
+		size += len(`,"":`) + len(m.name) + len(m.value)
+	}
+	b := make([]byte, 0, size)
 	for _, m := range members {
 		if isNull(m.value) {
 			continue
@@ -411,11 +414,14 @@ func object(members ...member) []byte {
 		b = append(b, '"', ':')
 		b = append(b, m.value...)
 	}
-	if b == nil {
+	if len(b) == 0 {
 		return nil
 	}
 	b[0] = '{'
-	return valid(append(b, '}'))
+	if b = append(b, '}'); !utf8.Valid(b) {
+		return bytes.ToValidUTF8(b, badRune)
+	}
+	return b
 }
 
 func isNull(v jsontext.Value) bool { return len(v) == 0 || v[0] == 'n' }

@@ -2,7 +2,6 @@ package codex
 
 import (
 	"bytes"
-	"errors"
 	"strconv"
 	"unicode/utf8"
 
@@ -58,10 +57,6 @@ type wireTodo struct {
 	Completed bool   `json:"completed"`
 }
 
-type wireError struct {
-	Message string `json:"message"`
-}
-
 type wireMCPResult struct {
 	Content    []jsontext.Value `json:"content"`
 	Structured jsontext.Value   `json:"structured_content"`
@@ -81,84 +76,87 @@ func decode(v jsontext.Value, into any) bool {
 	return v != nil && json.Unmarshal(v, into, lenient) == nil
 }
 
-// errNoObject says that a line has a JSON value other than an object.
-var errNoObject = errors.New("not an object")
-
-// decoder reads the objects of a line in one pass. It keeps its buffers between
+// decoder reads the objects of a line in one pass. It keeps its buffer between
 // lines.
 type decoder struct {
-	dec     *jsontext.Decoder
-	buf     bytes.Buffer
-	line    []byte
+	scan    scanner
 	scratch []byte
 }
 
 // maxScratch is how much memory for unquoting is kept between lines.
 const maxScratch = 256 << 10
 
-func (d *decoder) reset(line []byte) {
-	d.line = line
-	// Of a bytes.Buffer the decoder reads in place, so that the values it
-	// returns are parts of the line and stay valid.
-	d.buf = *bytes.NewBuffer(line)
-	if d.dec == nil {
-		d.dec = jsontext.NewDecoder(&d.buf, lenient)
-	} else {
-		d.dec.Reset(&d.buf, lenient)
-	}
-}
+func (d *decoder) reset(line []byte) { d.scan = scanner{text: line} }
 
 // offset is how far the line is read.
-func (d *decoder) offset() int { return int(d.dec.InputOffset()) }
+func (d *decoder) offset() int { return d.scan.pos }
 
 // more reports whether anything but white space is left of the line.
-func (d *decoder) more() bool {
-	return len(bytes.TrimSpace(d.line[d.offset():])) > 0
+func (d *decoder) more() bool { return len(bytes.TrimSpace(d.scan.text[d.scan.pos:])) > 0 }
+
+// next reads one object, and reports whether there is one.
+func (d *decoder) next(ev *wireEvent) bool {
+	*ev = wireEvent{}
+	if d.scan.peek() != '{' {
+		return false
+	}
+	start := d.scan.pos
+	d.object(scopeEvent, ev)
+	if d.scan.failed {
+		return false
+	}
+	ev.raw = d.scan.text[start:d.scan.pos]
+	return true
 }
 
-// next reads one object. An error means that there is none.
-func (d *decoder) next(ev *wireEvent) error {
-	*ev = wireEvent{}
-	tok, err := d.dec.ReadToken()
-	if err != nil {
-		return err
-	}
-	if tok.Kind() != '{' {
-		return errNoObject
-	}
-	start := d.offset() - 1
-	in := scopeEvent
-	for {
-		name, err := d.name()
-		if err != nil {
-			return err
-		}
-		if name == nil {
-			if in == scopeEvent {
-				ev.raw = d.line[start:d.offset()]
-				return nil
-			}
-			in = scopeEvent
-			continue
-		}
+// object reads an object, and keeps those of its values that matter.
+func (d *decoder) object(in scope, ev *wireEvent) {
+	d.scan.enter()
+	for n := 0; d.scan.more(n, '}'); n++ {
+		name := d.name()
 		if in == scopeEvent {
-			if inner := ev.enter(name); inner != scopeEvent && d.dec.PeekKind() == '{' {
-				if _, err := d.dec.ReadToken(); err != nil {
-					return err
-				}
-				in = inner
+			if inner := ev.enter(name); inner != scopeEvent && d.scan.peek() == '{' {
+				d.object(inner, ev)
 				continue
 			}
 		}
 		field := ev.field(in, name)
-		v, err := d.dec.ReadValue()
-		if err != nil {
-			return err
-		}
-		if field != nil && *field == nil {
+		if v := d.scan.value(); field != nil && *field == nil {
 			*field = v
 		}
 	}
+}
+
+// name reads the name of a member. It is valid until the next one is read.
+func (d *decoder) name() []byte {
+	quoted := d.scan.name()
+	switch {
+	case d.scan.failed:
+		return nil
+	case d.scan.escaped:
+		return d.unquote(quoted)
+	}
+	return quoted[1 : len(quoted)-1]
+}
+
+// message returns the text of the member "message" of an object that was read
+// before, "" if one of that name is neither text nor null. Of several the last
+// counts.
+func (d *decoder) message(object jsontext.Value) (message string) {
+	of := decoder{scan: scanner{text: object}}
+	of.scan.enter()
+	for n := 0; of.scan.more(n, '}'); n++ {
+		isMessage := string(of.name()) == "message"
+		v := of.scan.value()
+		if !isMessage {
+			continue
+		}
+		var ok bool
+		if message, ok = d.text(v); !ok && !isNull(v) {
+			return ""
+		}
+	}
+	return message
 }
 
 // scope says which object's members are being read.
@@ -288,30 +286,10 @@ func (it *wireItem) field(name []byte) *jsontext.Value {
 	return nil
 }
 
-// name reads the name of the next member, nil at the end of the object. It is
-// valid until the next one is read.
-func (d *decoder) name() ([]byte, error) {
-	before := d.offset()
-	tok, err := d.dec.ReadToken()
-	if err != nil || tok.Kind() == '}' {
-		return nil, err
-	}
-	// In front of a name stand only a comma and white space.
-	for d.line[before] != '"' {
-		before++
-	}
-	v := d.line[before:d.offset()]
-	if bytes.IndexByte(v, '\\') < 0 {
-		return v[1 : len(v)-1], nil
-	}
-	return d.unquote(v), nil
-}
-
 // unquote returns the text of a JSON string, U+FFFD in place of what is no
 // valid UTF-8. It is valid until the next call.
 func (d *decoder) unquote(v jsontext.Value) []byte {
-	// An error says that something was replaced.
-	b, _ := jsontext.AppendUnquote(d.scratch[:0], v)
+	b := appendUnquoted(d.scratch[:0], v)
 	if cap(b) <= maxScratch {
 		d.scratch = b[:0]
 	}
