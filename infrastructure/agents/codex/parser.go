@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"hash/maphash"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -16,7 +17,7 @@ import (
 // parser turns the lines of one `codex exec --json` into events. A Codex
 // process runs exactly one turn, and numbers its items from item_0.
 type parser struct {
-	turn  ports.TurnRequest
+	asked asked
 	dec   decoder
 	calls map[uint64]callState // by the hashes of the ids
 
@@ -29,6 +30,16 @@ type parser struct {
 	holds bool
 	last  string // the latest agent message
 	final *domain.Final
+}
+
+// asked is what the parser needs of the request; it need not hold on to the
+// prompt.
+type asked struct {
+	conversation string
+	resume       bool
+	model        string
+	version      string
+	usageBefore  domain.Usage
 }
 
 // phase is what an event says about its item.
@@ -55,7 +66,10 @@ var idSeed = maphash.MakeSeed()
 
 // NewParser returns a parser for the output of that one turn.
 func (*Adapter) NewParser(turn ports.TurnRequest) ports.Parser {
-	return &parser{turn: turn}
+	return &parser{asked: asked{
+		conversation: turn.ConversationID, resume: turn.Resume,
+		model: turn.Model, version: turn.Install.Version, usageBefore: turn.UsageBefore,
+	}}
 }
 
 // Interrupt returns nil: exec has no protocol for it and takes SIGINT.
@@ -72,8 +86,8 @@ func (p *parser) ParseEvent(line []byte) (ports.Parsed, error) {
 	var out ports.Parsed
 	p.dec.reset(line)
 	read := 0
-	var ev wireEvent
 	for p.dec.more() {
+		var ev wireEvent
 		if !p.dec.next(&ev) {
 			p.flush(&out.Events)
 			rest := bytes.TrimSpace(line[read:])
@@ -146,11 +160,11 @@ func add(out *ports.Parsed, ev domain.ReplyEvent) { out.Events = append(out.Even
 // command line, so it has to be one.
 func (p *parser) threadStarted(ev *wireEvent, out *ports.Parsed) bool {
 	id, _ := p.dec.text(ev.threadID)
-	asked := p.turn.ConversationID
+	asked := p.asked.conversation
 	if p.conversation != "" || p.mismatch != "" {
 		return false
 	}
-	if p.turn.Resume && !strings.EqualFold(id, asked) {
+	if p.asked.resume && !strings.EqualFold(id, asked) {
 		// The wrong id is not announced as the session's: a session that
 		// adopted it would go on in the wrong conversation.
 		p.mismatch = fmt.Sprintf("codex was asked to resume conversation %s, but continued %q", asked, id)
@@ -162,7 +176,7 @@ func (p *parser) threadStarted(ev *wireEvent, out *ports.Parsed) bool {
 	}
 	p.conversation = id
 	add(out, domain.ConversationStarted{
-		ConversationID: id, Model: p.turn.Model, AgentVersion: p.turn.Install.Version,
+		ConversationID: id, Model: p.asked.model, AgentVersion: p.asked.version,
 	})
 	return true
 }
@@ -174,7 +188,7 @@ func (p *parser) completed(ev *wireEvent, out *ports.Parsed) {
 	if total, ok := ev.usage.total(); ok && p.mismatch == "" {
 		// Codex counts over the whole conversation, resumed turns included.
 		f.TotalUsage = &total
-		f.Usage = total.Sub(p.turn.UsageBefore)
+		f.Usage = total.Sub(p.asked.usageBefore)
 		add(out, domain.UsageReport{Usage: f.Usage})
 	}
 	// A failure stands: a second end, which Codex never sends, makes no success
@@ -332,8 +346,7 @@ func (p *parser) toolEnd(id string, typ []byte, it *wireItem, out *ports.Parsed)
 	switch string(typ) {
 	case "command_execution":
 		res.Output = p.dec.orEmpty(it.output)
-		var code int
-		if len(it.exitCode) > 0 && it.exitCode.Kind() == '0' && decode(it.exitCode, &code) {
+		if code, err := strconv.Atoi(string(it.exitCode)); err == nil {
 			res.ExitCode = &code
 		}
 	case "file_change":

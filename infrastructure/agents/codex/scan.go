@@ -85,29 +85,30 @@ func (s *scanner) name() []byte {
 // value reads any value and returns it as it stands in the text, nil after an
 // error.
 func (s *scanner) value() []byte {
-	s.peek()
+	first := s.peek()
 	start := s.pos
-	s.skip()
+	s.skip(first)
 	if s.failed {
 		return nil
 	}
 	return s.text[start:s.pos:s.pos]
 }
 
-func (s *scanner) skip() {
-	switch s.peek() {
+// skip reads the value that begins with that byte, which peek has seen.
+func (s *scanner) skip(first byte) {
+	switch first {
 	case '"':
 		s.str()
 	case '{':
 		s.enter()
 		for n := 0; s.more(n, '}'); n++ {
 			s.name()
-			s.skip()
+			s.skip(s.peek())
 		}
 	case '[':
 		s.enter()
 		for n := 0; s.more(n, ']'); n++ {
-			s.skip()
+			s.skip(s.peek())
 		}
 	case 't':
 		s.literal("true")
@@ -164,34 +165,53 @@ func (s *scanner) digits() {
 // str reads a string. It does not look for UTF-8: no byte of a longer character
 // is one of those that matter here, valid or not.
 func (s *scanner) str() {
-	if !s.accept('"') {
+	text, i := s.text, s.pos+1
+	if i > len(text) || text[i-1] != '"' {
 		s.fail()
 		return
 	}
 	s.escaped = false
-	text, i := s.text, s.pos
 	for {
-		if i < len(text) && plain[text[i]] {
-			i += plainRun(text[i:])
+		// Eight bytes at once, while there are no others than plain ones.
+		for i+8 <= len(text) {
+			n := plainBytes(binary.LittleEndian.Uint64(text[i:]))
+			i += n
+			if n < 8 {
+				break
+			}
 		}
-		switch {
-		case i < len(text) && text[i] == '"':
+		for i < len(text) && plain[text[i]] {
+			i++
+		}
+		if i < len(text) && text[i] == '"' {
 			s.pos = i + 1
 			return
-		case i+1 >= len(text) || text[i] != '\\':
+		}
+		n := escapeLen(text[i:])
+		if n == 0 {
 			s.fail()
 			return
-		case escapes[text[i+1]] != 0:
-			i += 2
-		case i+6 <= len(text) && text[i+1] == 'u' &&
-			hex[text[i+2]]|hex[text[i+3]]|hex[text[i+4]]|hex[text[i+5]] <= 0xf:
-			i += 6
-		default:
-			s.fail()
-			return
+		}
+		// Where one escape is, there are often more.
+		for ; n > 0; n = escapeLen(text[i:]) {
+			i += n
 		}
 		s.escaped = true
 	}
+}
+
+// escapeLen returns the length of the escape that the text begins with, 0 if it
+// begins with none.
+func escapeLen(text []byte) int {
+	switch {
+	case len(text) < 2 || text[0] != '\\':
+		return 0
+	case escapes[text[1]] != 0:
+		return 2
+	case text[1] == 'u' && len(text) >= 6 && hex[text[2]]|hex[text[3]]|hex[text[4]]|hex[text[5]] <= 0xf:
+		return 6
+	}
+	return 0
 }
 
 // plain says which bytes of a string stand for themselves.
@@ -202,24 +222,15 @@ var plain = func() (t [256]bool) {
 	return t
 }()
 
-// plainRun is how many plain bytes the text begins with. It looks at eight at
-// once: the subtractions set the highest bit of a byte that was 0 or, of the
-// first term, less than a space. The lowest such bit is right; those above it
-// may be from a borrow.
-func plainRun(text []byte) int {
+// plainBytes is how many of the eight bytes of a word are plain before the first
+// that is not. The subtractions set the highest bit of a byte that was 0 or, in
+// the first term, less than a space. The lowest bit that is set is right; those
+// above it may be from a borrow.
+func plainBytes(word uint64) int {
 	const each, high = 0x0101010101010101, 0x8080808080808080
-	i := 0
-	for ; i+8 <= len(text); i += 8 {
-		w := binary.LittleEndian.Uint64(text[i:])
-		quote, backslash := w^each*'"', w^each*'\\'
-		if stops := ((w-each*' ')&^w | (quote-each)&^quote | (backslash-each)&^backslash) & high; stops != 0 {
-			return i + bits.TrailingZeros64(stops)/8
-		}
-	}
-	for i < len(text) && plain[text[i]] {
-		i++
-	}
-	return i
+	quote, backslash := word^each*'"', word^each*'\\'
+	stops := (word-each*' ')&^word | (quote-each)&^quote | (backslash-each)&^backslash
+	return bits.TrailingZeros64(stops&high) / 8
 }
 
 // escapes is what stands for a byte behind a backslash, 0 for none.

@@ -94,9 +94,8 @@ func (d *decoder) offset() int { return d.scan.pos }
 // more reports whether anything but white space is left of the line.
 func (d *decoder) more() bool { return len(bytes.TrimSpace(d.scan.text[d.scan.pos:])) > 0 }
 
-// next reads one object, and reports whether there is one.
+// next reads one object into an empty event, and reports whether there is one.
 func (d *decoder) next(ev *wireEvent) bool {
-	*ev = wireEvent{}
 	if d.scan.peek() != '{' {
 		return false
 	}
