@@ -71,6 +71,18 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 	if err := x.buildPlan(ctx, dirs.Temp); err != nil {
 		return ports.CommandResult{}, err
 	}
+	journal := &egressJournal{}
+	plan, proxy, err := o.openEgress(ctx, id, x.plan, journal)
+	if err != nil {
+		return ports.CommandResult{}, err
+	}
+	if proxy != nil {
+		defer func() {
+			err = errors.Join(err, proxy.Close(context.WithoutCancel(ctx)))
+			journal.log(o.log)
+		}()
+	}
+	x.plan = plan
 	line := domain.SpawnLine{
 		Path: x.path, Argv: req.Argv, Dir: x.dir, Env: x.plan.Environ(o.host.LookupEnv), Sandbox: x.plan,
 	}

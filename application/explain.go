@@ -116,7 +116,13 @@ func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Expla
 			denied = append(denied, d.String())
 		}
 	}
+	name, notName := domain.ParseHostName(host)
+	byName, notByName := domain.EgressByName(plan.EgressDomains(), name, port)
 	switch {
+	case named && notName == "" && len(byName) > 0:
+		e.Because = "the plan allows the domain " + byName[0].String() + ", through the session's egress proxy"
+		e.Notes = []string{"the proxy resolves the name, and refuses it if it leads to other addresses than the policy allows; by default those are public ones"}
+		return e, nil
 	case slices.Contains(plan.ConnectTCP(), port):
 		e.Because, e.Notes = fmt.Sprintf("the plan grants TCP connections to port %d", port), []string{everywhere}
 	case len(granted) > 0:
@@ -126,7 +132,14 @@ func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Expla
 		}
 	default:
 		e.Allowed, e.Because = false, "the plan grants TCP connections to "+reachable(plan)
-		if e.Change.Destinations = to; named {
+		e.Change.Destinations = to
+		if d, err := domain.EgressHost(name, port); named && notName == "" && err == nil {
+			e.Change.Domains = []domain.EgressDomain{d}
+			e.Notes = []string{"a domain is allowed through an egress proxy, for programs that use HTTPS_PROXY"}
+			if len(plan.EgressDomains()) > 0 {
+				e.Notes = append(e.Notes, "the session's egress proxy refuses it: "+notByName)
+			}
+		} else if named {
 			e.Change.ConnectTCP, e.Notes = []uint16{port}, []string{everywhere}
 		}
 	}
@@ -215,6 +228,9 @@ func reachable(plan domain.SandboxPlan) string {
 		words = append(words, "port "+strconv.Itoa(int(p)))
 	}
 	for _, d := range plan.Destinations() {
+		words = append(words, d.String())
+	}
+	for _, d := range plan.EgressDomains() {
 		words = append(words, d.String())
 	}
 	if _, ok := plan.ModelGateway(); ok {

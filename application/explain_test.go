@@ -163,7 +163,9 @@ func TestExplainTCP(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, e.Allowed)
 	require.Equal(t, "the plan grants TCP connections to port 443, port 8080 alone", e.Because)
-	require.Equal(t, domain.Change{ConnectTCP: []uint16{80}}, e.Change)
+	byName, err := domain.EgressHost("example.org", 80)
+	require.NoError(t, err)
+	require.Equal(t, domain.Change{Domains: []domain.EgressDomain{byName}}, e.Change)
 
 	at := netip.MustParseAddrPort
 	plan = domain.NewSandboxPlan("test").WithDestinations(at("127.0.0.1:80"))
@@ -178,7 +180,7 @@ func TestExplainTCP(t *testing.T) {
 	e, err = application.ExplainTCP(plan, "example.org", 80)
 	require.NoError(t, err)
 	require.False(t, e.Allowed)
-	require.Equal(t, domain.Change{ConnectTCP: []uint16{80}}, e.Change)
+	require.Equal(t, domain.Change{Domains: []domain.EgressDomain{byName}}, e.Change)
 	require.Contains(t, e.Notes, "destinations are addresses: ask for the one that the name leads to")
 
 	e, err = application.ExplainTCP(plan.WithModelGateway(40123), "127.0.0.1", 40123)
@@ -207,6 +209,39 @@ func TestExplainTCP(t *testing.T) {
 
 	_, err = application.ExplainTCP(domain.SandboxPlan{}, "example.org", 80)
 	require.ErrorIs(t, err, domain.ErrNoSandbox)
+}
+
+func TestExplainTCPByName(t *testing.T) {
+	plan := domain.NewSandboxPlan("test").WithEgressDomains(egressDomains(t, "*.example.org:8443", "db.internal=10.0.0.0/8")...)
+	for _, host := range []string{"a.example.org", "A.Example.ORG."} {
+		e, err := application.ExplainTCP(plan, host, 8443)
+		require.NoError(t, err)
+		require.True(t, e.Allowed)
+		require.Equal(t, "the plan allows the domain *.example.org:8443, through the session's egress proxy", e.Because)
+	}
+	e, err := application.ExplainTCP(plan, "a.example.org", 443)
+	require.NoError(t, err)
+	require.False(t, e.Allowed)
+	require.Equal(t, "the plan grants TCP connections to *.example.org:8443, db.internal=10.0.0.0/8 alone", e.Because)
+	require.Equal(t, domain.Change{Domains: egressDomains(t, "a.example.org:443")}, e.Change)
+	require.Contains(t, e.Notes, "the session's egress proxy refuses it: the policy allows this domain on other ports than 443")
+	e, err = application.ExplainTCP(plan, "10.0.0.1", 443)
+	require.NoError(t, err)
+	require.False(t, e.Allowed, "an address is no name")
+	e, err = application.ExplainTCP(plan, "2130706433", 443)
+	require.NoError(t, err)
+	require.Equal(t, domain.Change{ConnectTCP: []uint16{443}}, e.Change, "what no domain can be is no domain")
+}
+
+func egressDomains(t *testing.T, texts ...string) []domain.EgressDomain {
+	t.Helper()
+	var list []domain.EgressDomain
+	for _, s := range texts {
+		d, err := domain.ParseEgressDomain(s)
+		require.NoError(t, err)
+		list = append(list, d)
+	}
+	return list
 }
 
 func TestExplainUnix(t *testing.T) {

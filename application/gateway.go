@@ -43,7 +43,11 @@ func (l *launch) chooseWay() error {
 		}
 	}
 	if api != nil {
-		l.fragment = l.fragment.With(api.Direct)
+		direct := api.Direct
+		if !l.req.Sandbox.off && l.apiByName(api) {
+			direct.ConnectTCP, direct.UDP = nil, ""
+		}
+		l.fragment = l.fragment.With(direct)
 	}
 	if why != "" {
 		l.notes = append(l.notes, fmt.Sprintf("%s: reaches its model API by itself and holds the credential, which every tool that it runs can read: %s", kind, why))

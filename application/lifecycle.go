@@ -44,6 +44,8 @@ type launch struct {
 	notes      []string
 	plan       domain.SandboxPlan
 	gateway    ports.Gateway // nil without one
+	egress     ports.Egress  // nil without one
+	journal    *egressJournal
 	structured ports.StructuredSession
 }
 
@@ -53,11 +55,11 @@ func (l *launch) run(ctx context.Context) (*Session, error) {
 	if err := l.prepare(ctx); err != nil {
 		return nil, err
 	}
-	if err := l.steps(ctx, l.openGateway, l.launchStructured, l.save); err != nil { // 5e, 6 and 7
+	if err := l.steps(ctx, l.openGateway, l.openEgress, l.launchStructured, l.save); err != nil { // 5e, 6 and 7
 		return nil, err
 	}
 	s := &Session{
-		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, log: l.log, tripwires: l.req.Tripwires,
+		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, egress: l.egress, journal: l.journal, log: l.log, tripwires: l.req.Tripwires,
 		id: l.session.ID(), fresh: l.req.Resume == "",
 	}
 	return s, l.o.register(s)
@@ -375,6 +377,7 @@ func (l *launch) buildPlan(context.Context) error {
 	if err != nil {
 		return err
 	}
+	l.noteEgress(plan)
 	l.plan = plan
 	digest := plan.Digest()
 	if l.req.Resume == "" {
@@ -426,7 +429,10 @@ func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rule
 		return domain.SandboxPlan{}, err
 	}
 	plan = plan.WithRules(resolved...)
-	return plan, checkGrants(plan, root, own, programs)
+	if err := checkGrants(plan, root, own, programs); err != nil {
+		return domain.SandboxPlan{}, err
+	}
+	return o.planEgress(plan, policy)
 }
 
 // ownProgram is Caisson itself.

@@ -18,7 +18,7 @@ import (
 )
 
 // Config is what an [Orchestrator] is made of. Agents may be empty, and
-// Terminals, Gateway, Clock, Logger, Executable and Forget have a useful zero
+// Terminals, Gateway, Egress, Clock, Logger, Executable and Forget have a useful zero
 // value; everything else is required.
 type Config struct {
 	// Agents are the adapters, at most one of a kind.
@@ -32,6 +32,9 @@ type Config struct {
 	// Gateway opens the gateways to the agents' model APIs; nil lets the agents
 	// reach them by themselves, with their own credentials.
 	Gateway ports.ModelGateway
+	// Egress opens the proxies to the hosts that policies allow by name; nil refuses
+	// such policies.
+	Egress ports.EgressProxy
 	// Clock gives the time of events; nil is time.Now.
 	Clock func() time.Time
 	// Logger gets what goes wrong where nobody can be told by an error; nil
@@ -57,6 +60,7 @@ type Orchestrator struct {
 	store      ports.SessionStore
 	host       ports.Host
 	gateway    ports.ModelGateway // nil for none
+	egress     ports.EgressProxy  // nil for none
 	clock      func() time.Time
 	log        *slog.Logger
 	executable string
@@ -83,7 +87,7 @@ func New(cfg Config) (*Orchestrator, error) {
 	}
 	o := &Orchestrator{
 		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
-		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals, gateway: cfg.Gateway,
+		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals, gateway: cfg.Gateway, egress: cfg.Egress,
 		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget, guarded: slices.Clone(cfg.Guarded),
 		sessions: map[domain.SessionID]*Session{}, terminals: map[*Terminal]bool{}, running: map[*execution]bool{},
 	}

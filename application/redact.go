@@ -29,7 +29,7 @@ type secret struct {
 // have now. A path is no secret, whatever the variable.
 func newRedactor(plan domain.SandboxPlan, lookup func(name string) (string, bool)) *redactor {
 	r := &redactor{}
-	for _, rule := range slices.Concat(plan.Env(), plan.GatewayEnv()) {
+	for _, rule := range slices.Concat(plan.Env(), plan.EgressEnv(), plan.GatewayEnv()) {
 		if !rule.Secret {
 			continue
 		}

@@ -25,6 +25,8 @@ type Session struct {
 	plan       domain.SandboxPlan
 	log        ports.SessionLog
 	gateway    ports.Gateway // nil without one
+	egress     ports.Egress  // nil without one
+	journal    *egressJournal
 	tripwires  TripwireMode
 	id         domain.SessionID
 	fresh      bool // opened as a new session
@@ -227,6 +229,9 @@ func (s *Session) Close(ctx context.Context) error {
 	if err == nil && s.gateway != nil {
 		// Nobody is left who could use it.
 		err = s.gateway.Close(ctx)
+	}
+	if err == nil && s.egress != nil {
+		err = s.egress.Close(ctx)
 	}
 	s.mu.Lock()
 	s.stopped = s.stopped || err == nil

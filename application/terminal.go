@@ -17,6 +17,8 @@ type Terminal struct {
 	o     *Orchestrator
 	plan  domain.SandboxPlan
 	notes []string
+	// journal has what the egress proxy decided.
+	journal *egressJournal
 
 	closing sync.Mutex
 	undo    undoStack
@@ -44,6 +46,7 @@ func (t *Terminal) Close(ctx context.Context) error {
 	}
 	t.closing.Lock()
 	defer t.closing.Unlock()
+	t.journal.log(t.o.log)
 	if err := t.undo.run(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
@@ -100,6 +103,7 @@ func (l *launch) openTerminal(ctx context.Context, req TerminalRequest) (*Termin
 		configure,             // 5c
 		l.buildPlan,           // 5d
 		l.openGateway,         // 5e
+		l.openEgress,          // 5e
 	)
 	if err != nil {
 		return nil, err
@@ -113,7 +117,7 @@ func (l *launch) openTerminal(ctx context.Context, req TerminalRequest) (*Termin
 		return nil, err
 	}
 	l.undo.push(session.Close)
-	t := &Terminal{TerminalSession: session, o: l.o, plan: l.plan, notes: l.notes}
+	t := &Terminal{TerminalSession: session, o: l.o, plan: l.plan, notes: l.notes, journal: l.journal}
 	l.o.mu.Lock()
 	defer l.o.mu.Unlock()
 	if l.o.closed {

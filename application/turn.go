@@ -186,8 +186,11 @@ func (t *Turn) record() {
 		for _, note := range denied.notes(printed(reply)) {
 			keep(note)
 		}
+		for _, note := range t.session.journal.news() {
+			keep(note)
+		}
 	}
-	for _, reply := range t.session.metered() {
+	for _, reply := range append(t.session.journal.sum(), t.session.metered()...) {
 		keep(reply)
 	}
 	planted := t.planted()

@@ -12,6 +12,7 @@ import (
 	"github.com/caisson-run/caisson/infrastructure/agents/claude"
 	"github.com/caisson-run/caisson/infrastructure/agents/codex"
 	"github.com/caisson-run/caisson/infrastructure/cgroup"
+	"github.com/caisson-run/caisson/infrastructure/egress"
 	"github.com/caisson-run/caisson/infrastructure/gateway"
 	"github.com/caisson-run/caisson/infrastructure/policyfile"
 	"github.com/caisson-run/caisson/infrastructure/process"
@@ -39,6 +40,7 @@ type settings struct {
 	clock     func() time.Time
 	graces    process.Graces
 	gateway   ports.ModelGateway
+	egress    ports.EgressProxy
 }
 
 func newSettings(opts []Option) (settings, error) {
@@ -48,6 +50,7 @@ func newSettings(opts []Option) (settings, error) {
 		lookup:  os.LookupEnv,
 		clock:   time.Now,
 		gateway: gateway.New(),
+		egress:  egress.New(),
 	}
 	for _, a := range []ports.AgentAdapter{claude.New(), codex.New()} {
 		s.agents[a.Kind()] = a
@@ -142,6 +145,18 @@ func WithModelGateway(g ports.ModelGateway) Option {
 			return refuse("model gateway", "nil", "leave the option out, or open sessions with DirectAPI")
 		}
 		s.gateway = g
+		return nil
+	})
+}
+
+// WithEgressProxy replaces what opens the proxies to the hosts that policies allow by
+// name, for example to resolve names in another way ([egress.WithResolver]).
+func WithEgressProxy(e ports.EgressProxy) Option {
+	return option(func(s *settings) error {
+		if e == nil {
+			return refuse("egress proxy", "nil", "leave the option out")
+		}
+		s.egress = e
 		return nil
 	})
 }

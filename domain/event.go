@@ -173,6 +173,9 @@ const (
 	// NoticeDenial: a permission error that a tool printed is the plan's doing, or a
 	// connection was refused. It is Caisson's own.
 	NoticeDenial NoticeClass = "denial"
+	// NoticeEgress: the egress proxy of the session allowed or refused a connection.
+	// It is Caisson's own.
+	NoticeEgress NoticeClass = "egress"
 )
 
 // Notice is something that the agent tells about its own working, the model

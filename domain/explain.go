@@ -82,12 +82,14 @@ type Change struct {
 	ConnectTCP []uint16
 	// Destinations are narrower than ConnectTCP.
 	Destinations []netip.AddrPort
-	UnixSockets  UnixSockets
+	// Domains are narrower still where a host has a name.
+	Domains     []EgressDomain
+	UnixSockets UnixSockets
 }
 
 // IsZero reports whether the change adds nothing.
 func (c Change) IsZero() bool {
-	return len(c.Rules) == 0 && len(c.ConnectTCP) == 0 && len(c.Destinations) == 0 && c.UnixSockets == UnixSocketsDeny
+	return len(c.Rules) == 0 && len(c.ConnectTCP) == 0 && len(c.Destinations) == 0 && len(c.Domains) == 0 && c.UnixSockets == UnixSocketsDeny
 }
 
 // ExplainFile makes the explanation of a file operation out of what it needs:
@@ -170,6 +172,9 @@ func (c Change) String() string {
 	}
 	for _, d := range c.Destinations {
 		parts = append(parts, "TCP to "+d.String())
+	}
+	for _, d := range c.Domains {
+		parts = append(parts, "the domain "+d.String())
 	}
 	for _, p := range c.ConnectTCP {
 		parts = append(parts, fmt.Sprintf("TCP port %d on every host", p))

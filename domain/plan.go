@@ -143,6 +143,10 @@ type SandboxPlan struct {
 	gateway     bool
 	gatewayPort uint16
 	gatewayEnv  []EnvRule
+
+	domains    []EgressDomain
+	egressPort uint16
+	egressEnv  []EnvRule
 }
 
 // NewSandboxPlan returns a plan that grants nothing. The preset's name is
@@ -191,13 +195,27 @@ func (p SandboxPlan) ModelGateway() (port uint16, ok bool) { return p.gatewayPor
 // gateway. They are not among those of Env.
 func (p SandboxPlan) GatewayEnv() []EnvRule { return slices.Clone(p.gatewayEnv) }
 
+// EgressDomains returns what may be connected to by name, sorted. There is nothing
+// but the session's egress proxy that does it.
+func (p SandboxPlan) EgressDomains() []EgressDomain { return slices.Clone(p.domains) }
+
+// EgressEnv returns a copy of the variables that lead programs to the egress
+// proxy. They are not among those of Env.
+func (p SandboxPlan) EgressEnv() []EnvRule { return slices.Clone(p.egressEnv) }
+
+// EgressPort returns the TCP port of the egress proxy on the loopback interface, 0
+// if there is none, or none that is open yet.
+func (p SandboxPlan) EgressPort() uint16 { return p.egressPort }
+
 // ReachableDestinations returns what an enforcer grants: the destinations, and the
-// model gateway if it is open, which listens on 127.0.0.1.
+// model gateway and the egress proxy if they are open, which listen on 127.0.0.1.
 func (p SandboxPlan) ReachableDestinations() []netip.AddrPort {
-	if p.gatewayPort == 0 {
-		return p.Destinations()
+	for _, port := range []uint16{p.gatewayPort, p.egressPort} {
+		if port != 0 {
+			p = p.WithDestinations(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
+		}
 	}
-	return p.WithDestinations(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), p.gatewayPort)).destinations
+	return p.Destinations()
 }
 
 // BindTCP returns the TCP ports that may be bound, sorted.
@@ -215,11 +233,11 @@ func (p SandboxPlan) Env() []EnvRule { return slices.Clone(p.env) }
 
 // Environ returns the child's whole environment as NAME=VALUE, in the order of
 // the rules: literal values as they stand, the others as lookup gives them now.
-// A variable that lookup does not have is left out. Those of the model gateway
-// come last, and replace others of their names. It is called when the child is
-// spawned, so that no value waits anywhere.
+// A variable that lookup does not have is left out. Those of the egress proxy and
+// of the model gateway come last, and replace others of their names. It is called
+// when the child is spawned, so that no value waits anywhere.
 func (p SandboxPlan) Environ(lookup func(name string) (string, bool)) []string {
-	rules := p.WithEnv(p.gatewayEnv...).env
+	rules := p.allEnv()
 	env := make([]string, 0, len(rules))
 	for _, r := range rules {
 		value, ok := r.Value, r.Literal
@@ -231,6 +249,11 @@ func (p SandboxPlan) Environ(lookup func(name string) (string, bool)) []string {
 		}
 	}
 	return env
+}
+
+// allEnv are the environment rules, with those of the gateway and the proxy.
+func (p SandboxPlan) allEnv() []EnvRule {
+	return p.WithEnv(p.egressEnv...).WithEnv(p.gatewayEnv...).env
 }
 
 // Limits returns the limits.
@@ -279,11 +302,29 @@ func (p SandboxPlan) WithDestinations(ds ...netip.AddrPort) SandboxPlan {
 	return p
 }
 
-// WithoutDestinations returns the plan without any destination, and without the
-// model gateway.
+// WithoutDestinations returns the plan without any destination, without the model
+// gateway, and without what is reached by name.
 func (p SandboxPlan) WithoutDestinations() SandboxPlan {
 	p.destinations = nil
 	p.gateway, p.gatewayPort, p.gatewayEnv = false, 0, nil
+	p.domains, p.egressPort, p.egressEnv = nil, 0, nil
+	return p
+}
+
+// WithEgressDomains returns the plan with hosts added that may be connected to by
+// name, through the session's egress proxy.
+func (p SandboxPlan) WithEgressDomains(domains ...EgressDomain) SandboxPlan {
+	all := slices.Concat(p.domains, domains)
+	slices.SortFunc(all, func(a, b EgressDomain) int { return strings.Compare(a.String(), b.String()) })
+	p.domains = slices.CompactFunc(all, func(a, b EgressDomain) bool { return a.String() == b.String() })
+	return p
+}
+
+// WithEgressProxy returns the plan with the egress proxy that is open for it: its
+// port on the loopback interface, and the variables that lead programs there. As
+// those of the model gateway they are other ones each time, and not in the digest.
+func (p SandboxPlan) WithEgressProxy(port uint16, env ...EnvRule) SandboxPlan {
+	p.egressPort, p.egressEnv = port, slices.Clone(env)
 	return p
 }
 
@@ -396,7 +437,7 @@ func (p SandboxPlan) Requests(prop Property) bool {
 	case PropertyUDP:
 		return !p.udp
 	case PropertyDestinations:
-		return len(p.destinations) > 0 || p.gateway
+		return len(p.destinations) > 0 || p.gateway || len(p.domains) > 0
 	case PropertyUnixSockets:
 		return p.unix != UnixSocketsAllow
 	case PropertyMemory:
@@ -420,7 +461,7 @@ func (p SandboxPlan) Validate() error {
 	bad := func(what, value, reason, remedy string) {
 		errs = append(errs, &InvalidError{What: what, Value: value, Reason: reason, Remedy: remedy})
 	}
-	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.destinations)+len(p.bindTCP)+len(p.waivers) > 0 || p.gateway || p.udp || p.unix != UnixSocketsDeny) {
+	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.destinations)+len(p.domains)+len(p.bindTCP)+len(p.waivers) > 0 || p.gateway || p.udp || p.unix != UnixSocketsDeny) {
 		bad("plan", "unconfined", "has rules, but nothing would enforce them", "leave the rules out, or confine the turn")
 	}
 	for _, r := range p.rules {
@@ -444,6 +485,11 @@ func (p SandboxPlan) Validate() error {
 			errs = append(errs, notADestination(d.String()))
 		}
 	}
+	for _, d := range p.domains {
+		if d.host == "" {
+			bad("domain", "", "the zero value", "make it with ParseEgressDomain")
+		}
+	}
 	for _, port := range p.connectTCP {
 		if port == 0 {
 			bad("port", "0", "port 0 cannot be connected to", "1 to 65535")
@@ -452,7 +498,7 @@ func (p SandboxPlan) Validate() error {
 	if p.unix > UnixSocketsAllow {
 		bad("unix sockets", fmt.Sprint(uint8(p.unix)), "unknown choice", "deny, own or allow")
 	}
-	for _, e := range slices.Concat(p.env, p.gatewayEnv) {
+	for _, e := range slices.Concat(p.env, p.egressEnv, p.gatewayEnv) {
 		switch {
 		case e.Name == "" || strings.ContainsAny(e.Name, "=\x00"):
 			bad("environment variable", e.Name, "no name of a variable", "NAME or NAME=VALUE")
@@ -483,8 +529,8 @@ func (p SandboxPlan) Validate() error {
 // of the environment variables, the limits on memory, pids and processors, and
 // the waivers. The order of the rules, their reasons, the values of the
 // environment and the time limits do not count; of the model gateway it counts
-// that there is one, and neither its port nor its variables. Two turns of a conversation
-// must have the same digest. It is only as canonical as the paths are.
+// that there is one, of the egress proxy the domains, and neither their ports nor
+// their variables. Two turns of a conversation must have the same digest. It is only as canonical as the paths are.
 func (p SandboxPlan) Digest() string {
 	// It is made for every spawn, so it does without fmt.
 	var text []byte
@@ -528,6 +574,9 @@ func (p SandboxPlan) Digest() string {
 	if p.gateway {
 		field("model gateway")
 	}
+	if len(p.domains) > 0 {
+		field("domains", egressNames(p.domains)...)
+	}
 	field("limits", num(p.limits.MemoryBytes), num(p.limits.Pids), strconv.FormatFloat(p.limits.CPUs, 'g', -1, 64))
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
@@ -555,6 +604,9 @@ func (p SandboxPlan) Grants() []string {
 		add(true, "tcp connect %s", d)
 	}
 	add(p.gateway, "tcp connect model gateway")
+	for _, name := range egressNames(p.domains) {
+		add(true, "domain %s", name)
+	}
 	for _, port := range p.bindTCP {
 		add(true, "tcp bind %d", port)
 	}
@@ -629,6 +681,10 @@ func (p SandboxPlan) String() string {
 		to := addresses(p.destinations)
 		fmt.Fprintf(&b, "  tcp connect to   %s%s%s\n", strings.Join(to, " "), waived(PropertyDestinations), p.from(to, prefixed("tcp connect ")))
 	}
+	if len(p.domains) > 0 {
+		names := egressNames(p.domains)
+		fmt.Fprintf(&b, "  domains          %s%s%s\n", strings.Join(names, " "), waived(PropertyDestinations), p.from(names, prefixed("domain ")))
+	}
 	fmt.Fprintf(&b, "  tcp bind         %s%s%s\n", portList(p.bindTCP), waived(PropertyTCP), portsFrom(p.bindTCP, "tcp bind "))
 	udp, udpFrom := "deny", ""
 	if p.udp {
@@ -654,7 +710,7 @@ func (p SandboxPlan) String() string {
 func (p SandboxPlan) environmentRows(b *strings.Builder) {
 	var reasons []string
 	names := map[string][]string{}
-	for _, e := range p.WithEnv(p.gatewayEnv...).env {
+	for _, e := range p.allEnv() {
 		if names[e.Why] == nil {
 			reasons = append(reasons, e.Why)
 		}
@@ -705,6 +761,14 @@ func (l Limits) String() string {
 		return "none"
 	}
 	return strings.Join(parts, ", ")
+}
+
+func egressNames(domains []EgressDomain) []string {
+	names := make([]string, 0, len(domains))
+	for _, d := range domains {
+		names = append(names, d.String())
+	}
+	return names
 }
 
 func addresses(list []netip.AddrPort) []string {

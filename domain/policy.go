@@ -27,6 +27,10 @@ type Policy struct {
 	// Destinations are addresses with a port that may be connected to by TCP, each
 	// on that host alone.
 	Destinations []netip.AddrPort
+	// Domains may be connected to by name, through a proxy of the session's that
+	// resolves them. Programs are led there by the usual variables of the
+	// environment.
+	Domains []EgressDomain
 	// UDP allows UDP.
 	UDP bool
 	// UnixSockets says which unix sockets may be connected to.
@@ -53,6 +57,7 @@ func (p Policy) With(other Policy) Policy {
 	p.ConnectTCP = slices.Concat(p.ConnectTCP, other.ConnectTCP)
 	p.BindTCP = slices.Concat(p.BindTCP, other.BindTCP)
 	p.Destinations = slices.Concat(p.Destinations, other.Destinations)
+	p.Domains = slices.Concat(p.Domains, other.Domains)
 	p.UDP = p.UDP || other.UDP
 	if other.UnixSockets != UnixSocketsDeny {
 		p.UnixSockets = other.UnixSockets
@@ -86,6 +91,7 @@ func (p Policy) Apply(plan SandboxPlan) SandboxPlan {
 	}
 	return plan.
 		WithConnectTCP(p.ConnectTCP...).WithBindTCP(p.BindTCP...).WithDestinations(p.Destinations...).
+		WithEgressDomains(p.Domains...).
 		WithUDP(p.UDP || plan.UDP()).WithUnixSockets(p.UnixSockets).
 		WithWaivers(p.Waivers...).WithLimits(p.Limits).WithOrigins(p.Origins)
 }

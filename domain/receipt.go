@@ -49,7 +49,10 @@ type Receipt struct {
 	// Destinations are reached by TCP at that address alone, unless the property
 	// of that name is waived.
 	Destinations []netip.AddrPort
-	BindTCP      []uint16
+	// Domains are reached by name, through the session's egress proxy, which is one
+	// of the destinations.
+	Domains []EgressDomain
+	BindTCP []uint16
 	// Open lists what stays possible by the enforcer's nature.
 	Open []string
 	// Agent repeats what the agent's adapter switched off or on by itself,
@@ -102,6 +105,9 @@ func (r Receipt) String() string {
 		}
 	}
 	fmt.Fprintf(&b, "; %d paths granted; tcp %s", granted, tcp)
+	if len(r.Domains) > 0 {
+		fmt.Fprintf(&b, "; domains %s", strings.Join(egressNames(r.Domains), " "))
+	}
 	if w := r.InState(StateWaived); len(w) > 0 {
 		fmt.Fprintf(&b, "; waived: %s", joinProperties(w))
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/loopback"
 	"github.com/caisson-run/caisson/ports"
 )
 
@@ -60,12 +61,10 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 		to.Path, to.RawPath = strings.TrimSuffix(base.Path, "/")+r.Path, strings.TrimSuffix(base.EscapedPath(), "/")+r.Path
 		g.routes[route{r.Method, r.Path}] = &to
 	}
-	var listen net.ListenConfig
-	inner, err := listen.Listen(ctx, "tcp4", "127.0.0.1:0")
+	g.listener, err = loopback.Listen(ctx, maxConnections)
 	if err != nil {
 		return nil, fmt.Errorf("open the model gateway of session %s: %w", spec.Session, err)
 	}
-	g.listener = newListener(inner, maxConnections)
 	g.transport = &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
@@ -143,7 +142,7 @@ type gateway struct {
 	token      string
 	patience   time.Duration // with the body of a request
 
-	listener  *listener
+	listener  *loopback.Listener
 	server    *http.Server
 	transport *http.Transport
 	proxy     *httputil.ReverseProxy
@@ -155,13 +154,7 @@ type gateway struct {
 }
 
 // Port implements ports.Gateway.
-func (g *gateway) Port() uint16 {
-	addr, ok := g.listener.Addr().(*net.TCPAddr)
-	if !ok {
-		return 0 // the listener is of TCP
-	}
-	return uint16(addr.Port)
-}
+func (g *gateway) Port() uint16 { return g.listener.Port() }
 
 // BaseURL implements ports.Gateway.
 func (g *gateway) BaseURL() string { return fmt.Sprintf("http://127.0.0.1:%d", g.Port()) }
@@ -186,7 +179,7 @@ func (g *gateway) count(change func(*ports.GatewayMeter)) {
 // Close implements ports.Gateway.
 func (g *gateway) Close(ctx context.Context) error {
 	g.cancel()
-	g.listener.closeAll()
+	g.listener.CloseAll()
 	_ = g.server.Close() // what can fail is closing the listener, which is closed
 	select {
 	case <-g.done:
@@ -194,64 +187,4 @@ func (g *gateway) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("close the model gateway: %w", context.Cause(ctx))
 	}
-}
-
-// listener bounds the connections that are open at once, and closes all of
-// them: http.Server forgets one that it accepts while it is closed.
-type listener struct {
-	net.Listener
-	limit int
-
-	mu     sync.Mutex
-	closed bool
-	open   map[*conn]struct{}
-}
-
-func newListener(l net.Listener, limit int) *listener {
-	return &listener{Listener: l, limit: limit, open: map[*conn]struct{}{}}
-}
-
-// Accept waits for a connection. One for which there is no place is closed at
-// once: the server finds it so, and lets go of it.
-func (l *listener) Accept() (net.Conn, error) {
-	inner, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	c := &conn{Conn: inner, of: l}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed || len(l.open) >= l.limit {
-		_ = inner.Close()
-		return c, nil
-	}
-	l.open[c] = struct{}{}
-	return c, nil
-}
-
-func (l *listener) closeAll() {
-	_ = l.Close()
-	l.mu.Lock()
-	l.closed = true
-	open := make([]*conn, 0, len(l.open))
-	for c := range l.open {
-		open = append(open, c)
-	}
-	l.mu.Unlock()
-	for _, c := range open {
-		_ = c.Close()
-	}
-}
-
-type conn struct {
-	net.Conn
-	of *listener
-}
-
-// Close frees the connection's place.
-func (c *conn) Close() error {
-	c.of.mu.Lock()
-	delete(c.of.open, c)
-	c.of.mu.Unlock()
-	return c.Conn.Close()
 }

@@ -234,6 +234,7 @@ func (o *object) receipt(r domain.Receipt) {
 	o.close(']')
 	o.ports("connect_tcp", r.ConnectTCP)
 	o.destinations(r.Destinations)
+	o.domains(r.Domains)
 	o.ports("bind_tcp", r.BindTCP)
 	o.strs("open", r.Open)
 	o.strs("agent", r.Agent)
@@ -296,6 +297,7 @@ func AppendExplanation(dst []byte, e domain.Explanation) []byte {
 	o.rules("rules", e.Change.Rules)
 	o.ports("connect_tcp", e.Change.ConnectTCP)
 	o.destinations(e.Change.Destinations)
+	o.domains(e.Change.Domains)
 	o.str("unix_sockets", e.Change.UnixSockets.String())
 	o.close('}')
 	o.strs("notes", e.Notes)
@@ -304,6 +306,14 @@ func AppendExplanation(dst []byte, e domain.Explanation) []byte {
 
 func (o *object) destinations(list []netip.AddrPort) {
 	o.open("destinations", '[')
+	for _, d := range list {
+		o.str("", d.String())
+	}
+	o.close(']')
+}
+
+func (o *object) domains(list []domain.EgressDomain) {
+	o.open("domains", '[')
 	for _, d := range list {
 		o.str("", d.String())
 	}
@@ -365,6 +375,7 @@ func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 	o.rules("rules", p.Rules())
 	o.ports("connect_tcp", p.ConnectTCP())
 	o.destinations(p.Destinations())
+	o.domains(p.EgressDomains())
 	_, gateway := p.ModelGateway()
 	o.bool("model_gateway", gateway)
 	o.ports("bind_tcp", p.BindTCP())
@@ -377,6 +388,9 @@ func AppendPlan(dst []byte, p domain.SandboxPlan, agent []string) []byte {
 			source = "literal"
 		}
 		o.variable(e, source)
+	}
+	for _, e := range p.EgressEnv() {
+		o.variable(e, "egress")
 	}
 	for _, e := range p.GatewayEnv() {
 		o.variable(e, "gateway")

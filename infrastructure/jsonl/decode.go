@@ -156,6 +156,7 @@ type wireReceipt struct {
 	Rules        []wireGranted    `json:"rules"`
 	ConnectTCP   []uint16         `json:"connect_tcp"`
 	Destinations []netip.AddrPort `json:"destinations"`
+	Domains      []string         `json:"domains"`
 	BindTCP      []uint16         `json:"bind_tcp"`
 	Open         []string         `json:"open"`
 	Agent        []string         `json:"agent"`
@@ -289,6 +290,13 @@ func (w wireReceipt) domain() (domain.Receipt, error) {
 		Open: someOrNil(w.Open), Agent: someOrNil(w.Agent), PlanDigest: w.PlanDigest,
 		Tree: domain.TreeControl(w.Tree), InheritedFDs: w.InheritedFDs,
 		Probe: domain.Probe{Skipped: w.Probe.Skipped},
+	}
+	for _, s := range w.Domains {
+		d, err := domain.ParseEgressDomain(s)
+		if err != nil {
+			return domain.Receipt{}, err
+		}
+		r.Domains = append(r.Domains, d)
 	}
 	for _, c := range w.Probe.Checks {
 		r.Probe.Checks = append(r.Probe.Checks, domain.ProbeCheck{

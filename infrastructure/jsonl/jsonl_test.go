@@ -27,6 +27,18 @@ var update = flag.Bool("update", false, "write the golden files")
 
 const session = domain.SessionID("01890a5d-ac96-774b-bcce-b302099a8057")
 
+func egressDomains(texts ...string) []domain.EgressDomain {
+	var list []domain.EgressDomain
+	for _, s := range texts {
+		d, err := domain.ParseEgressDomain(s)
+		if err != nil {
+			panic(err)
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
 func ptr[T any](v T) *T { return &v }
 
 func event(r domain.ReplyEvent) domain.Event {
@@ -53,8 +65,9 @@ var samples = map[string]domain.ReplyEvent{
 			{Path: "/none", Canonical: "-", Access: domain.AccessResolveUnix, Skipped: "does not exist", Why: "preset"},
 		},
 		ConnectTCP: []uint16{443}, Destinations: []netip.AddrPort{netip.MustParseAddrPort("[2001:db8::1]:8443")}, BindTCP: []uint16{8080, 65535},
-		Open:  []string{"chmod of own files"},
-		Agent: []string{"inner sandbox off"}, PlanDigest: "abc", Tree: domain.TreeKeeper, InheritedFDs: true,
+		Domains: egressDomains("*.example.org:8443=10.1.2.3,2001:db8::/32"),
+		Open:    []string{"chmod of own files"},
+		Agent:   []string{"inner sandbox off"}, PlanDigest: "abc", Tree: domain.TreeKeeper, InheritedFDs: true,
 		Probe: domain.Probe{Skipped: "the enforcer wraps the command", Checks: []domain.ProbeCheck{
 			{Attempt: domain.ProbeDeniedRead, Target: "/state/probe", Result: domain.ProbeHeld, Detail: "permission denied"},
 			{Attempt: domain.ProbeDeniedConnect, Target: "-", Result: domain.ProbeNotAsked, Detail: "tcp: needs ABI 4"},
@@ -185,7 +198,7 @@ func requireFilled(t *testing.T, v reflect.Value, where string) {
 		return
 	}
 	require.False(t, v.IsZero(), "%s is zero in the sample", where)
-	if v.Type() == reflect.TypeFor[netip.AddrPort]() {
+	if v.Type() == reflect.TypeFor[netip.AddrPort]() || v.Type() == reflect.TypeFor[domain.EgressDomain]() {
 		return // one value on the wire, whatever it is made of
 	}
 	switch v.Kind() {
@@ -345,7 +358,8 @@ func TestPlan(t *testing.T) {
 	line := jsonl.AppendPlan(nil, plan, []string{"inner sandbox off"})
 	require.NotContains(t, string(line), "hunter", "values of the environment are not shown")
 	golden(t, "plan", undigested(t, line, plan))
-	gated := domain.NewSandboxPlan("coding").WithModelGateway(54321,
+	gated := domain.NewSandboxPlan("coding").WithEgressDomains(egressDomains("example.org")...).
+		WithEgressProxy(54322, domain.EnvRule{Name: "HTTPS_PROXY", Value: "secret", Literal: true, Secret: true, Why: "egress proxy"}).WithModelGateway(54321,
 		domain.EnvRule{Name: "MODEL_KEY", Value: "hunter4", Literal: true, Secret: true})
 	require.NoError(t, gated.Validate())
 	line = jsonl.AppendPlan(nil, gated, nil)

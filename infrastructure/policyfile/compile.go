@@ -32,6 +32,13 @@ type destination struct {
 	at      spot
 }
 
+// named is a host that may be connected to by name.
+type named struct {
+	domain.EgressDomain
+	key string
+	at  spot
+}
+
 // compiler adds up files.
 type compiler struct {
 	place    ports.PolicyPlace
@@ -45,6 +52,7 @@ type compiler struct {
 	unix         domain.UnixSockets
 	grants       []grant
 	destinations []destination
+	domains      []named
 	groups       map[string]bool
 	workspaceAt  string
 }
@@ -293,6 +301,7 @@ func (f *file) network(v *value, prefix string) {
 	ports("connect_tcp", "tcp connect", func(p uint16) { f.out.ConnectTCP = append(f.out.ConnectTCP, p) })
 	ports("bind_tcp", "tcp bind", func(p uint16) { f.out.BindTCP = append(f.out.BindTCP, p) })
 	f.each(v, "connect", prefix, f.connect)
+	f.each(v, "domains", prefix, f.domain)
 	if udp := v.get("udp"); udp != nil {
 		f.out.UDP = udp.truth
 		delete(f.out.Origins, "udp allow")
@@ -329,6 +338,19 @@ func (f *file) connect(item *value, key string) {
 			f.destinations = append(f.destinations, destination{address: d, key: key, at: item.at})
 			f.putOrigin(line, item.at)
 		}
+	}
+}
+
+// domain adds a host by name.
+func (f *file) domain(item *value, key string) {
+	d, err := domain.ParseEgressDomain(item.text)
+	if invalid := (*domain.InvalidError)(nil); errors.As(err, &invalid) {
+		f.bad(item.at, key, fmt.Sprintf("%q: %s", item.text, invalid.Reason), invalid.Remedy)
+		return
+	}
+	if line := "domain " + d.String(); f.once(line, item.at, key) {
+		f.domains = append(f.domains, named{EgressDomain: d, key: key, at: item.at})
+		f.putOrigin(line, item.at)
 	}
 }
 
@@ -457,6 +479,9 @@ func (c *compiler) finish() (ports.FoundPolicy, error) {
 	for _, d := range c.destinations {
 		c.out.Destinations = append(c.out.Destinations, d.address)
 	}
+	for _, d := range c.domains {
+		c.out.Domains = append(c.out.Domains, d.EgressDomain)
+	}
 	c.out.UnixSockets = c.unix
 	return ports.FoundPolicy{
 		Policy: c.out, DirectAPI: c.direct,
@@ -466,7 +491,7 @@ func (c *compiler) finish() (ports.FoundPolicy, error) {
 
 // refuseNarrower refuses what looks as if it took something back: fewer rights
 // below a path that more are granted of, and one host on a port that is granted on
-// all of them. It would have no effect.
+// all of them, by its address or by its name. It would have no effect.
 func (c *compiler) refuseNarrower() {
 	bad := func(at spot, key, reason string) {
 		c.faults.add(&Error{File: at.file, Line: at.line, Column: at.column, Key: key, Reason: reason + ", and " + cannotDeny, Remedy: "leave it out, or " + strings.TrimPrefix(insteadOfDeny, "what no rule grants is denied already, so ")})
@@ -504,6 +529,17 @@ func (c *compiler) refuseNarrower() {
 				Reason: fmt.Sprintf("connect_tcp grants port %d on every host (%s), so %s narrows nothing", d.address.Port(), c.out.Origins[fmt.Sprintf("tcp connect %d", d.address.Port())], d.address),
 				Remedy: "leave one of the two out",
 			})
+		}
+	}
+	for _, d := range c.domains {
+		for _, port := range d.Ports() {
+			if slices.Contains(c.out.ConnectTCP, port) {
+				c.faults.add(&Error{
+					File: d.at.file, Line: d.at.line, Column: d.at.column, Key: d.key,
+					Reason: fmt.Sprintf("connect_tcp grants port %d on every host (%s), so %s narrows nothing", port, c.out.Origins[fmt.Sprintf("tcp connect %d", port)], d),
+					Remedy: "leave one of the two out",
+				})
+			}
 		}
 	}
 }

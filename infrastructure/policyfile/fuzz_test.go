@@ -14,6 +14,7 @@ import (
 var seeds = []string{
 	"", "version = 1", "version = 1\ngroups = [\"git\", \"rust\"]", "version = 1\nextends = [\"preset:ci\"]",
 	"version = 1\n[paths]\nro = [\"/a\", \"${home}/x\"]\nrwx = [\"${workspace}\"]\n[[paths.rule]]\npath = \"/q\"\nrights = [\"refer\"]\noptional = true",
+	"version = 1\n[network]\ndomains = [\"example.com\", \"*.a.b:8443\", \"db.internal:5432=10.0.0.0/8,fd00::1\", \"127.1\", \"*\"]",
 	"version = 1\n[network]\nconnect = [\"localhost:1\", \"[::1]:2\"]\nconnect_tcp = [1_0, 0x1F]\nbind_tcp = [0]\nudp = true\nunix_sockets = \"own\"",
 	"version = 1\n[env]\npass = [\"A\"]\nset = { B = \"$${x} ${tmp}\", \"c d\" = '''x''' }\n[limits]\nmemory = \"2GiB\"\npids = 5\ncpus = +1.5e0\ntimeout = \"1h\"",
 	"version = 1\n[agent.claude]\nworkspace = \"ro\"\n[agent.claude.paths]\nro = [\"/a\"]\n[agent.codex.limits]\npids = 3",

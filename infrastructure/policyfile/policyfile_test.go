@@ -3,6 +3,7 @@ package policyfile
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -52,6 +53,7 @@ optional = true
 connect_tcp = [443]
 connect = ["localhost:5432", "[::ffff:10.0.0.1]:1"]
 bind_tcp = [0, 0x1F90]
+domains = ["*.Example.org:8443", "db.internal:1=10.0.0.0/8"]
 udp = false
 unix_sockets = "own"
 
@@ -91,6 +93,7 @@ A = "codex"
 	require.Equal(t, []netip.AddrPort{
 		netip.MustParseAddrPort("127.0.0.1:5432"), netip.MustParseAddrPort("[::1]:5432"), netip.MustParseAddrPort("10.0.0.1:1"),
 	}, p.Destinations)
+	require.Equal(t, "[*.example.org:8443 db.internal:1=10.0.0.0/8]", fmt.Sprint(p.Domains))
 	require.False(t, p.UDP)
 	require.Equal(t, domain.UnixSocketsOwn, p.UnixSockets)
 	require.Equal(t, []domain.Property{"ipc", "udp"}, p.Waivers)
@@ -101,8 +104,9 @@ A = "codex"
 		"workspace": "preset review", "waive ipc": base + ":3", "waive udp": main + ":6",
 		"tcp connect 80": base + ":7", "tcp connect 443": main + ":17", "tcp connect 127.0.0.1:5432": main + ":18",
 		"tcp connect [::1]:5432": main + ":18", "tcp connect 10.0.0.1:1": main + ":18",
-		"tcp bind 0": main + ":19", "tcp bind 8080": main + ":19", "unix sockets own": main + ":21",
-		"limit memory": main + ":28", "limit pids": base + ":13", "limit cpus": main + ":29", "limit timeout": main + ":30", "limit idle": main + ":31",
+		"tcp bind 0": main + ":19", "tcp bind 8080": main + ":19", "unix sockets own": main + ":22",
+		"domain *.example.org:8443": main + ":20", "domain db.internal:1=10.0.0.0/8": main + ":20",
+		"limit memory": main + ":29", "limit pids": base + ":13", "limit cpus": main + ":30", "limit timeout": main + ":31", "limit idle": main + ":32",
 	}, p.Origins)
 	plan := p.Apply(domain.NewSandboxPlan("p"))
 	require.NoError(t, plan.WithRules(p.PathRules()...).Validate())
@@ -120,12 +124,12 @@ A = "codex"
 	require.NoError(t, err)
 	require.Equal(t, domain.TripwiresFail, found.Tripwires)
 	require.Equal(t, domain.AccessReadWrite, found.Policy.Workspace)
-	require.Contains(t, found.Policy.Rules, domain.PathRule{Path: "/claude", Access: domain.AccessReadWrite, Why: main + ":37"})
+	require.Contains(t, found.Policy.Rules, domain.PathRule{Path: "/claude", Access: domain.AccessReadWrite, Why: main + ":38"})
 	place.Agent = "codex"
 	found, _, err = Load(main, place)
 	require.NoError(t, err)
 	require.Equal(t, domain.TripwiresOff, found.Tripwires)
-	require.Contains(t, found.Policy.Env, domain.EnvRule{Name: "A", Value: "codex", Literal: true, Secret: true, Why: main + ":39"})
+	require.Contains(t, found.Policy.Env, domain.EnvRule{Name: "A", Value: "codex", Literal: true, Secret: true, Why: main + ":40"})
 }
 
 // What a person wants narrower than the preset has it is refused, in place of being

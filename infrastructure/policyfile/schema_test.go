@@ -156,14 +156,14 @@ func requireSchema(t testing.TB, schema map[string]any, data []byte) {
 func TestSchemaRefuses(t *testing.T) {
 	schema := published(t)
 	for _, good := range []string{
-		"version = 1", "version = 1\n[agent.any.paths]\nro = [\"${home}\"]", "version = 1\n[limits]\ncpus = 1\nmemory = \"2GiB\"\ntimeout = \"1h30m\"",
+		"version = 1", "version = 1\n[network]\ndomains = [\"example.com\", \"*.a.b:8443\", \"db:5432=10.0.0.0/8,fd00::1\"]", "version = 1\n[agent.any.paths]\nro = [\"${home}\"]", "version = 1\n[limits]\ncpus = 1\nmemory = \"2GiB\"\ntimeout = \"1h30m\"",
 	} {
 		requireSchema(t, schema, []byte(good))
 	}
 	for _, bad := range []string{
 		"", "version = 2", "version = \"1\"", "version = 1\nx = 1", "version = 1\ngroups = [\"nod\"]", "version = 1\ngateway = \"off\"",
 		"version = 1\n[paths]\nro = [\"a\"]", "version = 1\n[paths]\ndeny = []", "version = 1\n[[paths.rule]]\npath = \"/a\"", "version = 1\n[network]\nconnect_tcp = [0]",
-		"version = 1\n[network]\nbind_tcp = [65536]", "version = 1\n[network]\nconnect = [\"example.com:1\"]", "version = 1\n[env]\nset = { A = 1 }", "version = 1\n[env.set]\n\"A=\" = \"\"",
+		"version = 1\n[network]\nbind_tcp = [65536]", "version = 1\n[network]\nconnect = [\"example.com:1\"]", "version = 1\n[network]\ndomains = [\"*\"]", "version = 1\n[network]\ndomains = [\"bücher.example\"]", "version = 1\n[env]\nset = { A = 1 }", "version = 1\n[env.set]\n\"A=\" = \"\"",
 		"version = 1\n[limits]\nmemory = \"2GB\"", "version = 1\n[limits]\ntimeout = \"10\"", "version = 1\n[limits]\ncpus = 0.0", "version = 1\n[limits]\npids = 1.5", "version = 1\n[agent.claude]\nversion = 1",
 	} {
 		var document map[string]any

@@ -245,7 +245,7 @@ func (c *confinement) Receipt() domain.Receipt {
 	}
 	r.Properties = slices.Clone(c.properties)
 	r.Open = append(r.Open, openLimits(c.plan)...)
-	r.Destinations = c.plan.ReachableDestinations()
+	r.Destinations, r.Domains = c.plan.ReachableDestinations(), c.plan.EgressDomains()
 	r.PlanDigest = c.plan.Digest()
 	return r
 }

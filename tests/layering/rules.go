@@ -38,6 +38,8 @@ func Caisson() Rules {
 		Adapters: []Exception{
 			{"infrastructure/session", "infrastructure/process", "a session is a policy over the spawner: when to run a process and what its output means; a port between the two would only repeat the spawner's shape"},
 			{"infrastructure/terminal", "infrastructure/process", "the same as for a session: a policy over the spawner, and it has the other side of the terminal"},
+			{"infrastructure/gateway", "infrastructure/loopback", "what listens to confined processes, and its bounds, is one piece of machinery"},
+			{"infrastructure/egress", "infrastructure/loopback", "what listens to confined processes, and its bounds, is one piece of machinery"},
 			{"infrastructure/sandbox", "infrastructure/landlock", "it composes the layers of the default enforcer"},
 			{"infrastructure/sandbox", "infrastructure/privileges", "it composes the layers of the default enforcer"},
 			{"infrastructure/sandbox", "infrastructure/seccomp", "it composes the layers of the default enforcer"},

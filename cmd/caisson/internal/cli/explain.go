@@ -234,6 +234,9 @@ func changeFlags(c domain.Change) []string {
 	for _, d := range c.Destinations {
 		flags = append(flags, "--connect "+d.String())
 	}
+	for _, d := range c.Domains {
+		flags = append(flags, "--allow-domain "+ui.Line(strconv.Quote(d.String())))
+	}
 	if c.UnixSockets != domain.UnixSocketsDeny {
 		flags = append(flags, "--unix-sockets "+c.UnixSockets.String())
 	}

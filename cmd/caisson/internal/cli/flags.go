@@ -24,6 +24,7 @@ type policyFlags struct {
 	connectTCP []string
 	connect    []string
 	bindTCP    []string
+	domains    []string
 	udp        bool
 	unix       string
 	env        []string
@@ -58,6 +59,7 @@ func (f *policyFlags) add(flags *pflag.FlagSet) {
 	}
 	flags.StringArrayVar(&f.connectTCP, "connect-tcp", nil, "allow TCP connections to `PORT`, on any host")
 	flags.StringArrayVar(&f.connect, "connect", nil, "allow TCP connections to `ADDRESS:PORT` and to no other host on that port; localhost is 127.0.0.1 and ::1")
+	flags.StringArrayVar(&f.domains, "allow-domain", nil, "allow `HOST[:PORT]` by name, through a proxy that resolves it and that programs find in HTTPS_PROXY; *.HOST for its subdomains, HOST=ADDRESS for one in a private network; port 443 and 80 by default")
 	flags.StringArrayVar(&f.bindTCP, "bind-tcp", nil, "allow to listen on TCP `PORT`")
 	flags.BoolVar(&f.udp, "udp", false, "allow UDP, to any host: what resolves names by DNS needs it")
 	flags.StringVar(&f.unix, "unix-sockets", "deny", "the `MODE` of unix sockets, which ones may be connected to: deny, own (below writable directories; needs Landlock ABI 9) or allow (docker.sock included)")
@@ -149,6 +151,13 @@ func (f *policyFlags) policy(abs func(string) string) (application.Policy, error
 		}
 		p.Destinations = append(p.Destinations, ds...)
 	}
+	for _, s := range f.domains {
+		d, err := domain.ParseEgressDomain(s)
+		if err != nil {
+			return p, fmt.Errorf("--allow-domain: %w", err)
+		}
+		p.Domains = append(p.Domains, d)
+	}
 	p.UDP = f.udp
 	switch f.unix {
 	case "deny":
@@ -216,6 +225,9 @@ func (f *policyFlags) origins(p application.Policy) map[string]string {
 	}
 	for _, d := range p.Destinations {
 		origins["tcp connect "+netip.AddrPortFrom(d.Addr().Unmap(), d.Port()).String()] = "--connect"
+	}
+	for _, d := range p.Domains {
+		origins["domain "+d.String()] = "--allow-domain"
 	}
 	for _, port := range p.BindTCP {
 		origins[fmt.Sprintf("tcp bind %d", port)] = "--bind-tcp"

@@ -1,0 +1,325 @@
+package egress
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/publicsuffix"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/loopback"
+	"github.com/caisson-run/caisson/ports"
+)
+
+// The limits of a proxy. They bound what a confined program can take of the
+// orchestrator.
+const (
+	maxHeader      = 64 << 10
+	maxConnections = 256
+	headerTimeout  = 10 * time.Second // for the head of a request
+	idleTimeout    = 2 * time.Minute  // between two requests on a connection
+	resolveTimeout = 10 * time.Second
+	dialTimeout    = 10 * time.Second // for each address
+	answerTimeout  = 5 * time.Minute  // for the head of an answer to a plain request
+	linger         = 5 * time.Second  // for a client, after the host has closed
+)
+
+// Proxies implements [ports.EgressProxy].
+type Proxies struct {
+	resolve func(ctx context.Context, host string) ([]netip.Addr, error)
+	head    time.Duration
+}
+
+// Option changes the proxies.
+type Option func(*Proxies)
+
+// WithResolver replaces the host's own resolver. It is called from many goroutines.
+// Its answers are checked as the resolver's are.
+func WithResolver(resolve func(ctx context.Context, host string) ([]netip.Addr, error)) Option {
+	return func(p *Proxies) { p.resolve = resolve }
+}
+
+// New returns the implementation.
+func New(opts ...Option) *Proxies {
+	p := &Proxies{head: headerTimeout, resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
+		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	}}
+	for _, o := range opts {
+		o(p)
+	}
+	return p
+}
+
+// Check implements [ports.EgressProxy]: a wildcard must not stand for what is
+// given out to everybody, such as *.co.uk and *.github.io.
+func (ps *Proxies) Check(domains []domain.EgressDomain) error {
+	for _, d := range domains {
+		base, ok := d.Wildcard()
+		if !ok {
+			continue
+		}
+		// Of a top-level domain that it does not know the list says that it is one.
+		suffix, known := publicsuffix.PublicSuffix(base)
+		if suffix == base && (known || strings.Contains(suffix, ".")) {
+			return &domain.InvalidError{
+				What: "domain", Value: d.String(), Reason: "everybody can have a host below the public suffix " + suffix,
+				Remedy: "name the domain below it",
+			}
+		}
+	}
+	return nil
+}
+
+// Open implements [ports.EgressProxy].
+func (ps *Proxies) Open(ctx context.Context, spec ports.EgressSpec) (ports.Egress, error) {
+	if err := ps.Check(spec.Domains); err != nil {
+		return nil, err
+	}
+	var token [32]byte
+	_, _ = rand.Read(token[:]) // never fails (crypto/rand)
+	listener, err := loopback.Listen(ctx, maxConnections)
+	if err != nil {
+		return nil, fmt.Errorf("open the egress proxy of session %s: %w", spec.Session, err)
+	}
+	p := &proxy{
+		resolve: ps.resolve, domains: slices.Clone(spec.Domains), decided: spec.Decided, token: hex.EncodeToString(token[:]),
+		listener: listener, done: make(chan struct{}),
+	}
+	p.lifetime, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	quiet := log.New(io.Discard, "", 0)
+	p.forward = &httputil.ReverseProxy{
+		Rewrite: p.rewrite, FlushInterval: -1, ErrorHandler: p.failed, ErrorLog: quiet,
+		Transport: &http.Transport{
+			DialContext:            p.dialPlain,
+			DisableKeepAlives:      true, // each request is decided about by itself
+			DisableCompression:     true,
+			MaxResponseHeaderBytes: 1 << 20,
+			ResponseHeaderTimeout:  answerTimeout,
+		},
+	}
+	p.server = &http.Server{
+		Handler: p, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: ps.head, IdleTimeout: idleTimeout, ErrorLog: quiet,
+		BaseContext:                  func(net.Listener) context.Context { return p.lifetime },
+		DisableGeneralOptionsHandler: true,
+		ConnState: func(_ net.Conn, s http.ConnState) {
+			switch s {
+			case http.StateNew:
+				p.connections.Add(1)
+			case http.StateClosed:
+				p.connections.Done()
+			case http.StateActive, http.StateIdle, http.StateHijacked: // of the last whoever took it tells
+			}
+		},
+	}
+	go func() {
+		defer close(p.done)
+		_ = p.server.Serve(p.listener) // always an error, at the latest that of Close
+		p.connections.Wait()
+	}()
+	return p, nil
+}
+
+// proxy implements ports.Egress.
+type proxy struct {
+	resolve func(ctx context.Context, host string) ([]netip.Addr, error)
+	domains []domain.EgressDomain
+	decided func(domain.EgressDecision)
+	token   string
+
+	listener    *loopback.Listener
+	server      *http.Server
+	forward     *httputil.ReverseProxy
+	lifetime    context.Context
+	cancel      context.CancelFunc
+	connections sync.WaitGroup
+	done        chan struct{} // closed when nothing runs any more
+
+	allowed, refused, broken, unauthorized, sent, received atomic.Int64
+}
+
+// Port implements ports.Egress.
+func (p *proxy) Port() uint16 { return p.listener.Port() }
+
+// URL implements ports.Egress.
+func (p *proxy) URL() string {
+	u := url.URL{Scheme: "http", User: url.UserPassword("caisson", p.token), Host: fmt.Sprintf("127.0.0.1:%d", p.Port())}
+	return u.String()
+}
+
+// Meter implements ports.Egress.
+func (p *proxy) Meter() ports.EgressMeter {
+	return ports.EgressMeter{
+		Allowed: p.allowed.Load(), Refused: p.refused.Load(), Failed: p.broken.Load(), Unauthorized: p.unauthorized.Load(),
+		Sent: p.sent.Load(), Received: p.received.Load(),
+	}
+}
+
+// Close implements ports.Egress.
+func (p *proxy) Close(ctx context.Context) error {
+	p.cancel()
+	p.listener.CloseAll()
+	_ = p.server.Close() // what can fail is closing the listener, which is closed
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close the egress proxy: %w", context.Cause(ctx))
+	}
+}
+
+// maxShown is how much of what is no name of a host is repeated.
+const maxShown = 255
+
+// refusal is why a connection is not made.
+type refusal struct {
+	host   string
+	port   uint16
+	reason string
+}
+
+func (r *refusal) Error() string {
+	return fmt.Sprintf("%+q on port %d: %s", r.host, r.port, r.reason)
+}
+
+func (p *proxy) refuse(host string, port uint16, reason string) error {
+	p.refused.Add(1)
+	host = host[:min(len(host), maxShown)]
+	p.tell(domain.EgressDecision{Host: host, Port: port, Reason: reason})
+	return &refusal{host: host, port: port, reason: reason}
+}
+
+func (p *proxy) tell(d domain.EgressDecision) {
+	if p.decided != nil {
+		p.decided(d)
+	}
+}
+
+// target is where a connection is to go: HOST:PORT, or HOST where a port is implied.
+func target(s string, implied uint16) (host string, port uint16, reason string) {
+	port = implied
+	host = s
+	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.HasSuffix(s, "]") {
+		host = s[:i]
+		if port = portNumber(s[i+1:]); port == 0 {
+			return host, 0, "not a port"
+		}
+	}
+	if port == 0 {
+		return host, 0, "no port"
+	}
+	name, reason := domain.ParseHostName(host)
+	if reason != "" {
+		return host, port, reason
+	}
+	return name, port, ""
+}
+
+// portNumber reads a port, 0 for what is none.
+func portNumber(s string) uint16 {
+	n := 0
+	for _, r := range s {
+		if r < '0' || r > '9' || n > 65535 {
+			return 0
+		}
+		n = n*10 + int(r-'0')
+	}
+	if n > 65535 || strings.HasPrefix(s, "0") {
+		return 0
+	}
+	return uint16(n)
+}
+
+// reach connects to a host, if it is allowed: a *refusal if it is not. The caller
+// closes the connection.
+func (p *proxy) reach(ctx context.Context, asked string, implied uint16) (net.Conn, error) {
+	host, port, reason := target(asked, implied)
+	if reason != "" {
+		return nil, p.refuse(host, port, reason)
+	}
+	allowed, reason := domain.EgressByName(p.domains, host, port)
+	if reason != "" {
+		return nil, p.refuse(host, port, reason)
+	}
+	conn, err := p.connect(ctx, host, port, allowed)
+	if refused := (*refusal)(nil); !asRefusal(err, &refused) {
+		d := domain.EgressDecision{Host: host, Port: port, Allowed: true}
+		p.allowed.Add(1)
+		if err != nil {
+			p.broken.Add(1)
+			d.Reason = err.Error()
+		}
+		p.tell(d)
+	}
+	return conn, err
+}
+
+// connect resolves the host, once, and connects to one of the addresses that it has
+// found.
+func (p *proxy) connect(ctx context.Context, host string, port uint16, allowed []domain.EgressDomain) (net.Conn, error) {
+	resolving, cancel := context.WithTimeout(ctx, resolveTimeout)
+	addresses, err := p.resolve(resolving, host)
+	cancel()
+	if err != nil {
+		return nil, fmt.Errorf("the name cannot be resolved: %w", err)
+	}
+	if reason := domain.EgressByAddress(allowed, addresses); reason != "" {
+		return nil, p.refuse(host, port, reason)
+	}
+	var first error
+	for _, at := range addresses {
+		dialer := net.Dialer{Timeout: dialTimeout}
+		conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(at.Unmap(), port).String())
+		if err == nil {
+			return &counted{Conn: conn, of: p}, nil
+		}
+		if first == nil {
+			first = err
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, first
+}
+
+// counted counts what passes.
+type counted struct {
+	net.Conn
+	of *proxy
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.of.received.Add(int64(n))
+	return n, err
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.of.sent.Add(int64(n))
+	return n, err
+}
+
+// CloseWrite closes the connection for writing alone.
+func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
+
+func closeWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil // all of them are of TCP
+}

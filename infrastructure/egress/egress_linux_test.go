@@ -1,0 +1,256 @@
+package egress_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/egress"
+	"github.com/caisson-run/caisson/ports"
+	"github.com/caisson-run/caisson/ports/portstest"
+	"github.com/caisson-run/caisson/tests/testkit"
+)
+
+func TestContract(t *testing.T) {
+	testkit.NoLeaks(t)
+	portstest.AssertEgressProxyContract(t, func(resolve portstest.Resolve) ports.EgressProxy {
+		return egress.New(egress.WithResolver(resolve))
+	})
+}
+
+// journal has what a proxy decided.
+type journal struct {
+	mu   sync.Mutex
+	list []domain.EgressDecision
+}
+
+func (j *journal) note(d domain.EgressDecision) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.list = append(j.list, d)
+}
+
+func (j *journal) all() []domain.EgressDecision {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.list
+}
+
+func toLoopback(context.Context, string) ([]netip.Addr, error) {
+	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+}
+
+func open(t testing.TB, domains ...string) (ports.Egress, *journal) {
+	t.Helper()
+	var list []domain.EgressDomain
+	for _, s := range domains {
+		d, err := domain.ParseEgressDomain(s)
+		require.NoError(t, err)
+		list = append(list, d)
+	}
+	j := &journal{}
+	p, err := egress.New(egress.WithResolver(toLoopback)).Open(t.Context(), ports.EgressSpec{Session: "s", Domains: list, Decided: j.note})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.WithoutCancel(t.Context()))) })
+	return p, j
+}
+
+// client is an HTTP client that goes through the proxy, as Go programs do.
+func client(t *testing.T, p ports.Egress, roots *tls.Config) *http.Client {
+	t.Helper()
+	through, err := url.Parse(p.URL())
+	require.NoError(t, err)
+	transport := &http.Transport{Proxy: http.ProxyURL(through), TLSClientConfig: roots, DisableKeepAlives: true}
+	return &http.Client{Transport: transport, Timeout: 20 * time.Second}
+}
+
+func get(t *testing.T, c *http.Client, address string) (int, string, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
+	require.NoError(t, err)
+	resp, err := c.Do(r)
+	if err != nil {
+		return 0, "", err
+	}
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	return resp.StatusCode, string(body), nil
+}
+
+// TLS goes through unopened, and its name must be the one that was asked for.
+func TestTLS(t *testing.T) {
+	testkit.NoLeaks(t)
+	host := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "secret words") }))
+	t.Cleanup(host.Close)
+	_, port, _ := net.SplitHostPort(host.Listener.Addr().String())
+	p, j := open(t, "example.com:"+port+"=127.0.0.1")
+	trust := &tls.Config{RootCAs: host.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs} //nolint:forcetypeassert // httptest's
+	status, body, err := get(t, client(t, p, trust), "https://example.com:"+port+"/")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, "secret words", body)
+
+	fronting := trust.Clone()
+	fronting.ServerName = "fronted.example.com"
+	_, _, err = get(t, client(t, p, fronting), "https://example.com:"+port+"/")
+	require.ErrorContains(t, err, "access denied")
+	decisions := j.all()
+	require.Equal(t, "fronted.example.com", decisions[len(decisions)-1].Host)
+	require.False(t, decisions[len(decisions)-1].Allowed)
+
+	_, _, err = get(t, client(t, p, trust), "https://example.org:"+port+"/")
+	require.ErrorContains(t, err, "Caisson refused", "Go's clients show the reason phrase")
+}
+
+// tunnel makes a tunnel by hand.
+func tunnel(t testing.TB, p ports.Egress, authority string) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", p.Port()))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() }) // most have been closed by then
+	require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	u, err := url.Parse(p.URL())
+	require.NoError(t, err)
+	_, err = fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nProxy-Authorization: Basic %s\r\n\r\n", authority, base64.StdEncoding.EncodeToString([]byte(u.User.String())))
+	require.NoError(t, err)
+	in := bufio.NewReader(conn)
+	for line := ""; line != "\r\n"; {
+		line, err = in.ReadString('\n')
+		require.NoError(t, err)
+	}
+	return conn, in
+}
+
+// What looks like TLS and cannot be read does not reach the host; what is something
+// else does, also where the host speaks first.
+func TestWhatIsNoTLS(t *testing.T) {
+	testkit.NoLeaks(t)
+	var listen net.ListenConfig
+	host, err := listen.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	heard := make(chan string, 3)
+	var served sync.WaitGroup
+	served.Go(func() {
+		for {
+			conn, err := host.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, "220 welcome\n")
+			said, _ := io.ReadAll(conn)
+			heard <- string(said)
+			_, _ = io.WriteString(conn, "bye\n")
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(func() { _ = host.Close(); served.Wait() })
+	at := host.Addr().String()
+	p, j := open(t, "mail.test:"+at[strings.LastIndex(at, ":")+1:]+"=127.0.0.1")
+	authority := "mail.test" + at[strings.LastIndex(at, ":"):]
+
+	conn, in := tunnel(t, p, authority)
+	line, err := in.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "220 welcome\n", line)
+	_, err = io.WriteString(conn, "HELO")
+	require.NoError(t, err)
+	require.NoError(t, conn.(*net.TCPConn).CloseWrite()) //nolint:forcetypeassert // it is of TCP
+	line, err = in.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "bye\n", line, "a half that is closed leaves the other one open")
+	require.Equal(t, "HELO", <-heard)
+
+	conn, in = tunnel(t, p, authority)
+	_, err = conn.Write(append([]byte{22, 3, 1, 0, 5}, "\x01\x00\x00\x01x"...))
+	require.NoError(t, err)
+	rest, _ := io.ReadAll(in)
+	require.True(t, strings.HasSuffix(string(rest), "\x15\x03\x01\x00\x02\x02\x31"), "%q", rest)
+	require.Empty(t, <-heard)
+	decisions := j.all()
+	require.Contains(t, decisions[len(decisions)-1].Reason, "cannot be read")
+
+	conn, _ = tunnel(t, p, authority)
+	_, err = conn.Write([]byte{22, 3, 1, 1})
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	require.Empty(t, <-heard, "a client that leaves in the middle of it")
+	require.Len(t, j.all(), len(decisions)+1, "is no decision")
+}
+
+// The default resolver is the host's.
+func TestTheHostsResolver(t *testing.T) {
+	testkit.NoLeaks(t)
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") }))
+	t.Cleanup(host.Close)
+	_, port, _ := net.SplitHostPort(host.Listener.Addr().String())
+	d, err := domain.ParseEgressDomain("localhost:" + port + "=127.0.0.1,::1")
+	require.NoError(t, err)
+	p, err := egress.New().Open(t.Context(), ports.EgressSpec{Session: "s", Domains: []domain.EgressDomain{d}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.WithoutCancel(t.Context()))) })
+	through, err := url.Parse(p.URL())
+	require.NoError(t, err)
+	transport := &http.Transport{Proxy: func(*http.Request) (*url.URL, error) { return through, nil }, DisableKeepAlives: true}
+	status, body, err := get(t, &http.Client{Transport: transport}, "http://localhost:"+port+"/")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, "here", body)
+}
+
+// Whatever a program sends, nothing gets to a host that the policy does not allow.
+func FuzzRequests(f *testing.F) {
+	for _, s := range []string{
+		"CONNECT a.test:443 HTTP/1.1\r\n\r\n", "GET http://a.test/ HTTP/1.1\r\nHost: b.test\r\n\r\n", "CONNECT b.test:443 HTTP/1.1\r\nHost: a.test:443\r\n\r\n",
+		"GET http://a.test@b.test/ HTTP/1.1\r\n\r\n", "GET http://b.test#a.test/ HTTP/1.0\r\n\r\n", "CONNECT /a.test HTTP/1.1\r\n\r\n", "CONNECT a.test:443@b.test:443 HTTP/1.1\r\n\r\n",
+		"OPTIONS * HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\n", "GET http://a.test:80:80/ HTTP/1.1\r\nHost: x\r\n\r\n", "GET http:a.test HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01",
+	} {
+		f.Add(s)
+	}
+	var mu sync.Mutex
+	asked := map[string]bool{}
+	d, err := domain.ParseEgressDomain("a.test")
+	require.NoError(f, err)
+	p, err := egress.New(egress.WithResolver(func(_ context.Context, host string) ([]netip.Addr, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked[host] = true
+		return nil, errors.New("no network in a test")
+	})).Open(f.Context(), ports.EgressSpec{Session: "s", Domains: []domain.EgressDomain{d}})
+	require.NoError(f, err)
+	f.Cleanup(func() { require.NoError(f, p.Close(context.WithoutCancel(f.Context()))) })
+	u, err := url.Parse(p.URL())
+	require.NoError(f, err)
+	auth := "\r\nProxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.String())) + "\r\n"
+	f.Fuzz(func(t *testing.T, request string) {
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", p.Port()))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, conn.Close()) }()
+		require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+		_, _ = io.WriteString(conn, strings.Replace(request, "\r\n", auth, 1)) // the proxy may have seen enough
+		require.NoError(t, conn.(*net.TCPConn).CloseWrite())                   //nolint:forcetypeassert // it is of TCP
+		_, _ = io.Copy(io.Discard, conn)
+		mu.Lock()
+		defer mu.Unlock()
+		delete(asked, "a.test")
+		require.Empty(t, asked, "%q", request)
+	})
+}
