@@ -210,12 +210,13 @@ func (p SandboxPlan) EgressPort() uint16 { return p.egressPort }
 // ReachableDestinations returns what an enforcer grants: the destinations, and the
 // model gateway and the egress proxy if they are open, which listen on 127.0.0.1.
 func (p SandboxPlan) ReachableDestinations() []netip.AddrPort {
+	var own []netip.AddrPort
 	for _, port := range []uint16{p.gatewayPort, p.egressPort} {
 		if port != 0 {
-			p = p.WithDestinations(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
+			own = append(own, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
 		}
 	}
-	return p.Destinations()
+	return p.WithDestinations(own...).destinations
 }
 
 // BindTCP returns the TCP ports that may be bound, sorted.

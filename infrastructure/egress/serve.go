@@ -148,7 +148,7 @@ func (p *proxy) join(client net.Conn, from *bufio.Reader, host net.Conn, name st
 	up := make(chan struct{})
 	go func() {
 		defer close(up)
-		first, sni, err := peek(from)
+		first, sni, err := peek(p.lifetime, from)
 		switch {
 		case errors.Is(err, errUnreadable):
 			err = p.refuse(name, port, err.Error())

@@ -3,6 +3,7 @@ package egress
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -20,7 +21,7 @@ var errUnreadable = errors.New("the beginning of its TLS cannot be read")
 
 // peek reads the beginning of what a client says. If it is TLS, it returns the name
 // of the host in it, "" if it has none. first is all that was read, for the host.
-func peek(from *bufio.Reader) (first io.Reader, sni string, err error) {
+func peek(ctx context.Context, from *bufio.Reader) (first io.Reader, sni string, err error) {
 	head, err := from.Peek(1)
 	switch {
 	case errors.Is(err, io.EOF):
@@ -40,7 +41,7 @@ func peek(from *bufio.Reader) (first io.Reader, sni string, err error) {
 			return nil, heard
 		},
 	})
-	switch err := server.Handshake(); {
+	switch err := server.HandshakeContext(ctx); {
 	case errors.Is(err, heard):
 	case conn.err != nil:
 		return nil, "", conn.err // the client has left in the middle of it
