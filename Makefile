@@ -20,12 +20,13 @@ FUZZTIME ?= 30s
 COUNT    ?= 50
 KILLS    ?= 200
 SPAWNS   ?= 10000
+RUNS     ?= 3
 SESSIONS ?= 1000
 TURNS    ?= 10
-CRASHES  ?= 10
+CRASHES  ?= 5
 
 .PHONY: build test test-short check fmt-check vet lint clis race user bench bench-full \
-	stress soak crash big test-full fuzz examples generate-check clean
+	stress soak soak-spawns crash big test-full fuzz examples generate-check clean
 
 build: ## the command, bin/caisson; static, and spawns a little faster than with cgo
 	CGO_ENABLED=0 $(GO) build -o bin/caisson ./cmd/caisson
@@ -92,8 +93,11 @@ bench-full: ## every benchmark, ten times, one package at a time
 stress: ## the seven invariants COUNT times, as root and as a user; writes docs/stress.log
 	COUNT=$(COUNT) tools/stress.sh
 
-soak: ## SPAWNS confined spawns, then SESSIONS sessions at once, as root and as a user; writes docs/soak.log
-	SPAWNS=$(SPAWNS) SESSIONS=$(SESSIONS) TURNS=$(TURNS) CRASHES=$(CRASHES) tools/soak.sh
+soak: ## SESSIONS sessions at once, RUNS times, as root and as a user; writes docs/soak.log
+	RUNS=$(RUNS) SESSIONS=$(SESSIONS) TURNS=$(TURNS) CRASHES=$(CRASHES) tools/soak.sh
+
+soak-spawns: ## SPAWNS confined spawns and as many plain ones, as root and as a user; writes docs/soak-spawns.log
+	SPAWNS=$(SPAWNS) tools/soak-spawns.sh
 
 crash: ## KILLS orchestrators killed at random moments, as root and as a user; writes docs/crash.log
 	KILLS=$(KILLS) tools/crash.sh
@@ -102,7 +106,7 @@ big: ## streams of 200 MB, of a line of 64 MB, of a million events, and of rando
 	$(GO) test -timeout 30m -count 1 -run '^TestBigStreams$$' -v ./tests/e2e -args -big 1
 
 test-full: FUZZTIME = 10m
-test-full: test stress soak crash big fuzz ## and what takes too long for CI
+test-full: test stress soak soak-spawns crash big fuzz ## and what takes too long for CI
 
 fuzz: ## every fuzz target for FUZZTIME; writes docs/fuzz.log
 	FUZZTIME=$(FUZZTIME) tools/fuzz.sh

@@ -30,7 +30,7 @@ part() {
 
 {
 	echo "make crash KILLS=$kills"
-	heading
+	heading on
 } >"$work/log"
 
 part "uid $(id -u)" env -C $pkg "$work/crash.test"

@@ -1,14 +1,14 @@
 # Sourced by the tools that run tests for long and keep a log of it in docs/. They
 # set work to a directory of their own.
 
-# heading says on what the log was made.
+# heading RACE says on what the log was made, with the race detector on or off.
 heading() {
 	echo
 	echo "date          $(date -u +%Y-%m-%dT%H:%M:%SZ)"
 	echo "commit        $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ' with local changes')"
 	echo "kernel        $(uname -sr) $(uname -m), $(nproc) processors"
 	echo "Landlock ABI  $(go run -C tools ./abi)"
-	echo "Go            $(go env GOVERSION), race detector on"
+	echo "Go            $(go env GOVERSION), race detector $1"
 }
 
 # prove WHAT TEST COMMAND… runs tests with -test.v, and ends everything, with their

@@ -40,7 +40,7 @@ log() {
 
 {
 	echo "make stress COUNT=$count"
-	heading
+	heading on
 	echo "command       e2e.test ${flags[*]}"
 } >"$work/log"
 
