@@ -84,8 +84,12 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 	lifetime, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	g.cancel = cancel
 	var connections sync.WaitGroup
+	// It speaks no TLS, so HTTP/2 would only take memory.
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
 	g.server = &http.Server{
-		Handler: g, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: gs.head, IdleTimeout: idleTimeout, ErrorLog: quiet,
+		Protocols: protocols,
+		Handler:   g, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: gs.head, IdleTimeout: idleTimeout, ErrorLog: quiet,
 		BaseContext: func(net.Listener) context.Context { return lifetime },
 		// "OPTIONS *" is refused like everything else.
 		DisableGeneralOptionsHandler: true,

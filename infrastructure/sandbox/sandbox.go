@@ -202,7 +202,8 @@ func (c *confinement) Supervisor() (ports.Supervisor, error) {
 	c.listener = -1
 	grants := seccomp.Grants{Destinations: c.plan.ReachableDestinations()}
 	if c.enforces(domain.PropertyTCP) {
-		grants.Denied = func(port uint16) bool { return !slices.Contains(c.plan.ConnectTCP(), port) }
+		granted := c.plan.ConnectTCP() // not c: a supervisor lives as long as its turn
+		grants.Denied = func(port uint16) bool { return !slices.Contains(granted, port) }
 	}
 	s, err := seccomp.NewSupervisor(listener, grants)
 	if err != nil {
