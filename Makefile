@@ -10,8 +10,8 @@ GO          ?= go
 RACE := $(if $(or $(CI),$(shell command -v gcc || command -v clang)),-race,)
 
 # Packages whose tests depend on who runs them: as root they are run a second
-# time as an ordinary user.
-USER_PKGS := infrastructure/landlock infrastructure/privileges infrastructure/seccomp infrastructure/sandbox infrastructure/store infrastructure/process infrastructure/session infrastructure/terminal tests/e2e tests/crash tests/soak
+# time as an ordinary user. What takes longest comes first: two run at a time.
+USER_PKGS := tests/e2e infrastructure/process infrastructure/session tests/soak infrastructure/landlock infrastructure/privileges infrastructure/seccomp infrastructure/sandbox infrastructure/store infrastructure/terminal tests/crash
 
 EXAMPLES := $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
 CLIS     := tests/clis/node_modules/.package-lock.json
@@ -77,12 +77,10 @@ race: clis
 user:
 	@if [ "$$(id -u)" -ne 0 ]; then echo "not root: 'make race' runs as an ordinary user anyway"; exit 0; fi; \
 	mkdir -p bin/user; \
-	for pkg in $(USER_PKGS); do \
-		binary=$$PWD/bin/user/$${pkg//\//-}.test; \
-		echo "as uid 65534: $$pkg"; \
-		$(GO) test $(RACE) -c -o "$$binary" ./$$pkg; \
-		tools/as-user.sh "$$binary" $$pkg -test.timeout=10m; \
-	done
+	printf '%s\n' $(USER_PKGS) | xargs -P 2 -I{} bash -c ' \
+		binary="$$PWD/bin/user/$$(tr / - <<<{}).test"; begun=$$SECONDS; \
+		out=$$($(GO) test $(RACE) -c -o "$$binary" ./{} 2>&1 && tools/as-user.sh "$$binary" {} -test.timeout=10m 2>&1); status=$$?; \
+		printf "as uid 65534: %s, %s s\n%s\n" {} $$((SECONDS - begun)) "$$out"; exit $$status'
 
 bench: ## every benchmark once: that they run, not how fast
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
