@@ -1,6 +1,7 @@
 package application
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,10 @@ func (l *launch) chooseWay() error {
 	switch {
 	case api == nil:
 		why = l.fragment.OwnCredential
+	case l.login != nil:
+		why = fmt.Sprintf("it holds the login %q, in a copy that is in its private state while it runs", cmp.Or(l.login.id.Name, DefaultLogin))
+	case l.logIn != nil:
+		why = "it is to log in"
 	case l.req.Sandbox.off:
 		why = "the session has no sandbox"
 	case l.req.DirectAPI:
@@ -149,10 +154,7 @@ func (l *launch) noteGateway() {
 // openGateway is step 5e. What is symbolic in the plan becomes concrete; the
 // digest stays.
 func (l *launch) openGateway(ctx context.Context) error {
-	if !l.gated {
-		return nil
-	}
-	if err := l.requireCredential(); err != nil {
+	if err := l.requireCredential(); err != nil || !l.gated {
 		return err
 	}
 	var err error
@@ -170,16 +172,28 @@ func (l *launch) openGateway(ctx context.Context) error {
 }
 
 // requireCredential refuses a session of which every request would be refused.
-// That a credential goes later is the gateway's to tell.
+// That a credential goes later is the gateway's to tell, or the API's.
 func (l *launch) requireCredential() error {
 	api := l.fragment.ModelAPI
-	if _, from := l.credential(); from != fromNowhere || !api.NeedsCredential() {
+	if api == nil || l.login != nil || l.logIn != nil || !api.NeedsCredential() {
 		return nil
 	}
-	return &domain.InvalidError{
-		What: "model API", Value: api.Address(), Reason: "there is no credential for it",
-		Remedy: "set one of " + credentialNames(api) + " in Caisson's environment, or pass --credential-file NAME=PATH",
+	if _, from := l.credential(); from != fromNowhere {
+		return nil
 	}
+	for _, e := range l.req.Policy.Env {
+		if slices.ContainsFunc(api.Credentials, func(c ports.APICredential) bool { return c.Env == e.Name }) {
+			return nil // of an agent that goes there by itself
+		}
+	}
+	remedy := "set one of " + credentialNames(api) + " in Caisson's environment"
+	if l.gated {
+		remedy += ", or pass --credential-file NAME=PATH"
+	}
+	if _, err := l.o.loginOf(l.req.Agent); err == nil {
+		remedy += fmt.Sprintf(", or log in with \"caisson login %s\" and pass --login", l.req.Agent)
+	}
+	return &domain.InvalidError{What: "model API", Value: api.Address(), Reason: "there is no credential for it", Remedy: remedy}
 }
 
 // Where a credential is.

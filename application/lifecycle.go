@@ -24,7 +24,9 @@ type launch struct {
 	preview bool // change nothing
 	// terminal says that a person drives it, on a terminal.
 	terminal bool
-	undo     undoStack
+	// logIn is the login that the agent is to make; nil for none.
+	logIn *ports.LoginID
+	undo  undoStack
 
 	adapter    ports.AgentAdapter // nil for a command on a terminal
 	install    ports.AgentInstall
@@ -39,6 +41,7 @@ type launch struct {
 	guarded    []string // of the policy's source
 	env        []domain.EnvRule
 	fragment   ports.PlanFragment
+	login      *borrower         // nil without one
 	gated      bool              // the agent is to go through the model gateway
 	files      map[string]string // with credentials, by the variable's name; canonical
 	notes      []string
@@ -59,7 +62,7 @@ func (l *launch) run(ctx context.Context) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{
-		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, egress: l.egress, journal: l.journal, log: l.log, tripwires: l.req.Tripwires,
+		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, egress: l.egress, journal: l.journal, login: l.login, log: l.log, tripwires: l.req.Tripwires,
 		id: l.session.ID(), fresh: l.req.Resume == "",
 	}
 	return s, l.o.register(s)
@@ -145,8 +148,10 @@ func (l *launch) resolveAgent(context.Context) (err error) {
 	if l.adapter, err = l.o.adapter(l.req.Agent); err != nil {
 		return err
 	}
-	l.install, err = l.adapter.Resolve(l.req.AgentBin, l.o.host)
-	return err
+	if l.install, err = l.adapter.Resolve(l.req.AgentBin, l.o.host); err != nil {
+		return err
+	}
+	return l.chooseLogin()
 }
 
 // prepareWorkspace is step 3.
@@ -320,7 +325,10 @@ func (l *launch) buildEnvironment(context.Context) error {
 }
 
 // configureAgent is step 5c: what the agent itself needs.
-func (l *launch) configureAgent(context.Context) (err error) {
+func (l *launch) configureAgent(ctx context.Context) (err error) {
+	if err := l.findLogin(ctx); err != nil {
+		return err
+	}
 	if l.fragment, err = l.adapter.Needs(l.install, l.dirs, l.o.host); err != nil {
 		return err
 	}
@@ -330,7 +338,7 @@ func (l *launch) configureAgent(context.Context) (err error) {
 }
 
 // buildPlan is step 5d: preset, the agent's needs and the policy, in this order.
-func (l *launch) buildPlan(context.Context) error {
+func (l *launch) buildPlan(ctx context.Context) error {
 	policy := l.req.Policy
 	rules := policy.PathRules()
 	var plan domain.SandboxPlan
@@ -373,6 +381,9 @@ func (l *launch) buildPlan(context.Context) error {
 	plan, err := l.o.completePlan(plan, policy, rules, own, programs)
 	if err == nil && l.gated {
 		err = l.checkGateway(plan)
+	}
+	if err == nil {
+		err = l.checkLogins(ctx, plan)
 	}
 	if err != nil {
 		return err

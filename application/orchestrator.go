@@ -18,8 +18,8 @@ import (
 )
 
 // Config is what an [Orchestrator] is made of. Agents may be empty, and
-// Terminals, Gateway, Egress, Clock, Logger, Executable and Forget have a useful zero
-// value; everything else is required.
+// Terminals, Gateway, Egress, Logins, Clock, Logger, Executable and Forget have a
+// useful zero value; everything else is required.
 type Config struct {
 	// Agents are the adapters, at most one of a kind.
 	Agents   []ports.AgentAdapter
@@ -35,6 +35,9 @@ type Config struct {
 	// Egress opens the proxies to the hosts that policies allow by name; nil refuses
 	// such policies.
 	Egress ports.EgressProxy
+	// Logins keeps the agents' own logins; nil keeps none, and refuses a session
+	// that wants one.
+	Logins ports.LoginStore
 	// Clock gives the time of events; nil is time.Now.
 	Clock func() time.Time
 	// Logger gets what goes wrong where nobody can be told by an error; nil
@@ -61,6 +64,7 @@ type Orchestrator struct {
 	host       ports.Host
 	gateway    ports.ModelGateway // nil for none
 	egress     ports.EgressProxy  // nil for none
+	logins     ports.LoginStore   // nil for none
 	clock      func() time.Time
 	log        *slog.Logger
 	executable string
@@ -87,7 +91,7 @@ func New(cfg Config) (*Orchestrator, error) {
 	}
 	o := &Orchestrator{
 		agents:  make(map[domain.AgentKind]ports.AgentAdapter, len(cfg.Agents)),
-		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals, gateway: cfg.Gateway, egress: cfg.Egress,
+		factory: cfg.Sessions, commands: cfg.Commands, store: cfg.Store, host: cfg.Host, screens: cfg.Terminals, gateway: cfg.Gateway, egress: cfg.Egress, logins: cfg.Logins,
 		clock: cfg.Clock, log: cfg.Logger, executable: cfg.Executable, forget: cfg.Forget, guarded: slices.Clone(cfg.Guarded),
 		sessions: map[domain.SessionID]*Session{}, terminals: map[*Terminal]bool{}, running: map[*execution]bool{},
 	}

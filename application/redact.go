@@ -37,17 +37,34 @@ func newRedactor(plan domain.SandboxPlan, lookup func(name string) (string, bool
 		if !rule.Literal {
 			value, _ = lookup(rule.Name)
 		}
-		if len(value) < minSecret || strings.HasPrefix(value, "/") {
-			continue
+		if !strings.HasPrefix(value, "/") {
+			r.add(value, "[value of "+rule.Name+"]")
 		}
-		quoted, _ := json.Marshal(value) // a string cannot fail
-		r.secrets = append(r.secrets, secret{
-			plain: value, quoted: string(quoted[1 : len(quoted)-1]), name: "[value of " + rule.Name + "]",
-		})
 	}
-	// The longer ones first: one may be a part of another.
-	slices.SortStableFunc(r.secrets, func(a, b secret) int { return len(b.plain) - len(a.plain) })
+	r.sort()
 	return r
+}
+
+// with adds the secrets of a login.
+func (r *redactor) with(login []string) *redactor {
+	for _, value := range login {
+		r.add(value, "[secret of the agent's login]")
+	}
+	r.sort()
+	return r
+}
+
+func (r *redactor) add(value, name string) {
+	if len(value) < minSecret {
+		return
+	}
+	quoted, _ := json.Marshal(value) // a string cannot fail
+	r.secrets = append(r.secrets, secret{plain: value, quoted: string(quoted[1 : len(quoted)-1]), name: name})
+}
+
+// sort puts the longer ones first: one may be a part of another.
+func (r *redactor) sort() {
+	slices.SortStableFunc(r.secrets, func(a, b secret) int { return len(b.plain) - len(a.plain) })
 }
 
 // text takes the secrets out, and reports whether there were any.

@@ -39,7 +39,15 @@ type OpenRequest struct {
 	// before the environment; it is read for every request. A file that the plan
 	// lets the agent read is refused.
 	CredentialFiles map[string]string
+	// Login names the agent's own login that it is to hold, in a copy that is in
+	// its private state while a turn runs and is taken back after it if it was
+	// renewed; DefaultLogin is the only one of most. The agent then reaches its API
+	// by itself, and needs the network that this takes. "" is for none.
+	Login string
 }
+
+// DefaultLogin is the name of an agent's only login.
+const DefaultLogin = ports.DefaultLogin
 
 // ExecRequest says which command to run.
 type ExecRequest struct {
@@ -81,9 +89,11 @@ type TerminalRequest struct {
 	PolicySource ports.PolicySource
 	// Sandbox says whether there must be one. The zero value is yes.
 	Sandbox SandboxMode
-	// DirectAPI and CredentialFiles are as of OpenRequest, for an agent.
+	// DirectAPI, CredentialFiles and Login are as of OpenRequest, for an agent. A
+	// login is lent for as long as the terminal is open.
 	DirectAPI       bool
 	CredentialFiles map[string]string
+	Login           string
 	// Size is the terminal's size at the start.
 	Size ports.TerminalSize
 }

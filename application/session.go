@@ -27,6 +27,7 @@ type Session struct {
 	gateway    ports.Gateway // nil without one
 	egress     ports.Egress  // nil without one
 	journal    *egressJournal
+	login      *borrower // nil without one
 	tripwires  TripwireMode
 	id         domain.SessionID
 	fresh      bool // opened as a new session
@@ -100,7 +101,7 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 		return nil, err
 	}
 	start := s.o.now()
-	inner, before, err := s.start(ctx, prompt)
+	inner, before, secrets, err := s.start(ctx, prompt)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() {
@@ -124,7 +125,7 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 	}
 	s.current = &Turn{
 		session: s, inner: inner, ctx: ctx, number: number, start: start, first: s.agent.NextSeq(),
-		before: before, redact: redact, recording: context.WithoutCancel(ctx),
+		before: before, redact: redact.with(secrets), recording: context.WithoutCancel(ctx),
 		feed: newFeed(), begun: make(chan struct{}), done: make(chan struct{}),
 	}
 	go s.current.record()
@@ -133,23 +134,44 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 }
 
 // start starts the turn's process, and returns what the tripwires looked like
-// before. Before the process exists there is a record by which another one finds
-// it if we die.
-func (s *Session) start(ctx context.Context, prompt string) (_ ports.Turn, before trips, err error) {
+// before, and the secrets of the login that the agent holds. Before the process
+// exists there is a record by which another one finds it if we die.
+func (s *Session) start(ctx context.Context, prompt string) (_ ports.Turn, before trips, secrets []string, err error) {
 	if err := errors.Join(s.payFinal(ctx), s.checkPlan()); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if s.tripwires != TripwiresOff {
 		if before, err = lookAtTripwires(s.Workspace()); err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 	}
 	mark := rand.Text()
 	if err := s.started(ctx, domain.ProcessIdentity{Mark: mark}); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	turn, err := s.structured.Send(ctx, ports.Prompt{Text: prompt, Mark: mark})
-	return turn, before, err
+	var turn ports.Turn
+	if secrets, err = s.login.lend(ctx); err == nil {
+		turn, err = s.structured.Send(ctx, ports.Prompt{Text: prompt, Mark: mark})
+	}
+	if err != nil {
+		_, returned := s.login.takeBack(ctx)
+		return nil, nil, nil, errors.Join(err, returned)
+	}
+	return turn, before, secrets, nil
+}
+
+// loginReturned takes the agent's login back, once nothing of the agent runs any
+// more, and says what there is to say about it.
+func (s *Session) loginReturned(ctx context.Context) []domain.ReplyEvent {
+	ret, err := s.login.takeBack(ctx)
+	if err != nil {
+		// The copy waits in the session, and is taken back when it is next used.
+		return []domain.ReplyEvent{domain.Notice{Class: domain.NoticeWarning, Message: err.Error()}}
+	}
+	if n, ok := tellReturn(ret); ok {
+		return []domain.ReplyEvent{n}
+	}
+	return nil
 }
 
 // checkPlan refuses the turn if a path of the plan leads to another place than
@@ -225,6 +247,14 @@ func (s *Session) Close(ctx context.Context) error {
 	}
 	if err == nil && turn != nil {
 		err = await(ctx, turn.done)
+	}
+	if err == nil {
+		// What a turn that came to nothing has left, or could not be kept before.
+		var ret ports.LoginReturn
+		ret, err = s.login.takeBack(ctx)
+		if n, ok := tellReturn(ret); ok {
+			s.o.log.Warn(n.Message, slog.String("session", string(s.id)))
+		}
 	}
 	if err == nil && s.gateway != nil {
 		// Nobody is left who could use it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 
 	"github.com/caisson-run/caisson/domain"
@@ -19,6 +20,10 @@ type Terminal struct {
 	notes []string
 	// journal has what the egress proxy decided.
 	journal *egressJournal
+	// logIn is the login that is made on it, nil for none, and loginFile where the
+	// program is to put it.
+	logIn     *ports.LoginID
+	loginFile string
 
 	closing sync.Mutex
 	undo    undoStack
@@ -68,12 +73,17 @@ func (t *Terminal) Close(ctx context.Context) error {
 // Errors are those of [Orchestrator.Open] and [Orchestrator.Exec]; an agent
 // without an interface for terminals gives a *domain.InvalidError.
 func (o *Orchestrator) OpenTerminal(ctx context.Context, req TerminalRequest) (*Terminal, error) {
+	return o.openTerminal(ctx, req, nil)
+}
+
+// openTerminal is OpenTerminal, or with logIn the agent's own login.
+func (o *Orchestrator) openTerminal(ctx context.Context, req TerminalRequest, logIn *ports.LoginID) (*Terminal, error) {
 	if err := o.check(ctx); err != nil {
 		return nil, err
 	}
-	l := &launch{o: o, terminal: true, req: OpenRequest{
+	l := &launch{o: o, terminal: true, logIn: logIn, req: OpenRequest{
 		Agent: req.Agent, AgentBin: req.AgentBin, Workspace: req.Workspace, Model: req.Model, Policy: req.Policy, Sandbox: req.Sandbox,
-		PolicySource: req.PolicySource, DirectAPI: req.DirectAPI, CredentialFiles: req.CredentialFiles,
+		PolicySource: req.PolicySource, DirectAPI: req.DirectAPI, CredentialFiles: req.CredentialFiles, Login: req.Login,
 	}}
 	t, err := l.openTerminal(ctx, req)
 	if err != nil {
@@ -88,6 +98,11 @@ func (l *launch) openTerminal(ctx context.Context, req TerminalRequest) (*Termin
 	resolve, configure := l.resolveAgent, l.configureAgent
 	if req.Agent == "" {
 		resolve, configure = func(context.Context) error { return l.resolveCommand(req) }, l.configureCommand
+	}
+	if l.logIn != nil {
+		if err := l.emptyWorkspace(ctx); err != nil {
+			return nil, err
+		}
 	}
 	err := l.steps(
 		ctx,
@@ -112,12 +127,18 @@ func (l *launch) openTerminal(ctx context.Context, req TerminalRequest) (*Termin
 	if err != nil {
 		return nil, err
 	}
+	if err := l.lendToTerminal(ctx); err != nil {
+		return nil, err
+	}
 	session, err := l.o.screens.Start(ctx, line, req.Size)
 	if err != nil {
 		return nil, err
 	}
 	l.undo.push(session.Close)
-	t := &Terminal{TerminalSession: session, o: l.o, plan: l.plan, notes: l.notes, journal: l.journal}
+	t := &Terminal{TerminalSession: session, o: l.o, plan: l.plan, notes: l.notes, journal: l.journal, logIn: l.logIn}
+	if agent, ok := l.adapter.(ports.LoginAgent); ok {
+		t.loginFile = filepath.Join(l.dirs.State, agent.LoginFormat().File)
+	}
 	l.o.mu.Lock()
 	defer l.o.mu.Unlock()
 	if l.o.closed {
@@ -126,6 +147,23 @@ func (l *launch) openTerminal(ctx context.Context, req TerminalRequest) (*Termin
 	t.undo, l.undo = l.undo, nil
 	l.o.terminals[t] = true
 	return t, nil
+}
+
+// lendToTerminal gives the agent its login, until the terminal is closed.
+func (l *launch) lendToTerminal(ctx context.Context) error {
+	if l.login == nil {
+		return nil
+	}
+	l.undo.push(func(ctx context.Context) error {
+		ret, err := l.login.takeBack(ctx)
+		if err == nil && ret.Problem != "" {
+			n, _ := tellReturn(ret)
+			return &domain.InvalidError{What: "login", Value: ret.ID.String(), Reason: n.Message, Remedy: "look at what the agent did, and log in again if the login is of no use any more"}
+		}
+		return err
+	})
+	_, err := l.login.lend(ctx)
+	return err
 }
 
 // validateTerminal checks what only a request for a terminal has.
@@ -183,6 +221,9 @@ func (l *launch) configureCommand(context.Context) error {
 	if len(l.req.CredentialFiles) > 0 {
 		return &domain.InvalidError{What: "credential file", Reason: "a command has no model API", Remedy: "leave it out"}
 	}
+	if l.req.Login != "" {
+		return &domain.InvalidError{What: "login", Value: l.req.Login, Reason: "a command has none", Remedy: "name the agent, or leave it out"}
+	}
 	program, _, err := canonicalPath(l.install.Path)
 	if err != nil {
 		return &domain.SpawnError{Step: "resolve", Argv0: l.install.Path, Err: err}
@@ -194,21 +235,26 @@ func (l *launch) configureCommand(context.Context) error {
 // terminalLine returns what to start.
 func (l *launch) terminalLine(req TerminalRequest) (domain.SpawnLine, error) {
 	line := domain.SpawnLine{Path: l.install.Path, Argv: req.Argv}
-	switch agent, ok := l.adapter.(ports.InteractiveAgent); {
-	case ok:
-		var err error
-		line, err = agent.Interactive(ports.TurnRequest{
-			Install: l.install, Dirs: l.dirs, Workspace: l.workspace, Model: l.req.Model, Confined: l.plan.IsConfined(),
-		})
-		if err != nil {
-			return line, err
-		}
+	turn := ports.TurnRequest{
+		Install: l.install, Dirs: l.dirs, Workspace: l.workspace, Model: l.req.Model, Confined: l.plan.IsConfined(),
+	}
+	var err error
+	agent, interactive := l.adapter.(ports.InteractiveAgent)
+	logger, logsIn := l.adapter.(ports.LoginAgent)
+	switch {
+	case l.logIn != nil && logsIn:
+		line, err = logger.LogIn(turn)
+	case interactive:
+		line, err = agent.Interactive(turn)
 	case l.adapter != nil:
 		return line, &domain.InvalidError{
 			What: "agent", Value: string(l.req.Agent), Reason: "its adapter knows no interface for a terminal", Remedy: "run it as a session",
 		}
 	case len(line.Argv) == 0:
 		line.Argv = []string{l.install.Path}
+	}
+	if err != nil {
+		return line, err
 	}
 	line.Dir = l.workspace
 	line.Env = domain.MergeEnv(l.plan.Environ(l.o.host.LookupEnv), line.Env)

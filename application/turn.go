@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -190,7 +191,7 @@ func (t *Turn) record() {
 			keep(note)
 		}
 	}
-	for _, reply := range append(t.session.journal.sum(), t.session.metered()...) {
+	for _, reply := range slices.Concat(t.session.journal.sum(), t.session.metered(), t.session.loginReturned(t.recording)) {
 		keep(reply)
 	}
 	planted := t.planted()

@@ -77,7 +77,7 @@ type Agents []ports.AgentAdapter
 // *application.Orchestrator, which it closes when the app stops (give the app
 // an fx.StopTimeout that leaves time for it), and the ports that the
 // orchestrator is made of: ports.SandboxEnforcer (not after [WithAllowNative]),
-// [Agents], ports.ModelGateway, ports.EgressProxy, ports.SessionStore,
+// [Agents], ports.ModelGateway, ports.EgressProxy, ports.SessionStore, ports.LoginStore,
 // ports.StructuredSessionFactory, ports.TerminalSessionFactory and
 // ports.CommandRunner. A decorator of one of these must stand at the root of
 // the app: in a module beside this one, and with fx.Replace of a concrete type,
@@ -92,6 +92,7 @@ func Module(opts ...Option) fx.Option {
 		func() ports.ModelGateway { return s.gateway },
 		func() ports.EgressProxy { return s.egress },
 		s.store,
+		func(store ports.SessionStore) (ports.LoginStore, error) { return logins(store) },
 		s.orchestrator,
 	}
 	if s.native {
@@ -141,10 +142,11 @@ func (s settings) terminals(e ports.SandboxEnforcer) ports.TerminalSessionFactor
 func (s settings) orchestrator(
 	life fx.Lifecycle, agents Agents, sessions ports.StructuredSessionFactory, commands ports.CommandRunner,
 	terminals ports.TerminalSessionFactory, store ports.SessionStore, gateway ports.ModelGateway, egress ports.EgressProxy,
+	logins ports.LoginStore,
 ) (*application.Orchestrator, error) {
 	o, err := application.New(application.Config{
 		Agents: agents, Sessions: sessions, Commands: commands, Terminals: terminals, Store: store,
-		Host: ports.Host{LookupEnv: s.lookup}, Gateway: gateway, Egress: egress, Clock: s.clock, Logger: s.logger,
+		Host: ports.Host{LookupEnv: s.lookup}, Gateway: gateway, Egress: egress, Logins: logins, Clock: s.clock, Logger: s.logger,
 		Guarded: s.guarded(),
 	})
 	if err != nil {

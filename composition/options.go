@@ -236,3 +236,8 @@ func (s settings) store() (ports.SessionStore, error) {
 	}
 	return store.New(root)
 }
+
+// logins are kept beside the sessions.
+func logins(sessions ports.SessionStore) (ports.LoginStore, error) {
+	return store.NewLogins(sessions.Root())
+}

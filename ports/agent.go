@@ -61,6 +61,9 @@ type AgentInstall struct {
 	// KeyEnv names the variable that holds the API's key, for an agent that must
 	// be told so on its command line; "" is the agent's default.
 	KeyEnv string
+	// OwnLogin says that the agent of this session holds a login of its own, see
+	// LoginAgent. Resolve leaves it false.
+	OwnLogin bool
 }
 
 // SessionDirs are the private directories of one session, canonical paths. No

@@ -18,7 +18,14 @@ type adapter struct {
 // The program is a binary that hosts the fake, see [Host]; inner's kind must be
 // one of the fake's formats.
 func NewAdapter(inner ports.AgentAdapter, program string) ports.AgentAdapter {
-	return adapter{AgentAdapter: inner, program: program}
+	a := adapter{AgentAdapter: inner, program: program}
+	if login, ok := inner.(ports.LoginAgent); ok {
+		return struct {
+			adapter
+			ports.LoginAgent
+		}{a, login}
+	}
+	return a
 }
 
 // Resolve returns the hosting program, whatever the hint says.

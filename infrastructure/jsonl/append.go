@@ -14,6 +14,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
 )
 
 // timeLayout has a fixed width, so that times sort as text.
@@ -358,6 +359,19 @@ func AppendSession(dst []byte, r domain.SessionRecord, running bool, unsettled s
 	o.uint("epoch", r.Epoch)
 	o.str("plan_digest", r.PlanDigest)
 	o.strs("grants", r.Grants)
+	return endLine(o, start)
+}
+
+// AppendLogin appends what can be shown of a login that is kept, as one line of
+// type "login". It cannot fail.
+func AppendLogin(dst []byte, l ports.Login) []byte {
+	start := len(dst)
+	o := object(append(dst, '{'))
+	o.str("type", "login")
+	o.str("agent", string(l.ID.Agent))
+	o.str("name", l.ID.Name)
+	o.time("kept", l.Kept)
+	o.time("expires", l.Expires)
 	return endLine(o, start)
 }
 

@@ -66,6 +66,9 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, surroundi
 			{Name: envBaseURL, Value: base, Literal: true, Secret: secret, Why: why},
 		},
 	}
+	if install.OwnLogin {
+		direct = loginNeeds(direct)
+	}
 	need := ports.PlanFragment{
 		ModelAPI: &ports.ModelAPI{
 			BaseURL: base, Dialect: ports.DialectAnthropic, Routes: routes, Credentials: credentials,

@@ -177,20 +177,14 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, _ ports.H
 	if err != nil {
 		return ports.PlanFragment{}, err
 	}
+	direct := keyNeeds(host, port)
+	if install.OwnLogin {
+		direct = loginNeeds(port)
+	}
 	f := ports.PlanFragment{
 		ModelAPI: &ports.ModelAPI{
 			BaseURL: base, Dialect: ports.DialectOpenAI, Routes: routes, Credentials: credentials,
-			Direct: ports.PlanFragment{
-				ConnectTCP: []uint16{port},
-				UDP:        lookup.WhyUDP(host),
-				Env: []domain.EnvRule{
-					{Name: envKey, Secret: true, Why: "codex: key of the model API"},
-					{Name: envCodexKey, Secret: true, Why: "codex: key of the model API"},
-				},
-				Notes: []string{
-					"codex: the API key is not in the environment of tools, but they can read it in /proc/PID/environ of codex itself",
-				},
-			},
+			Direct: direct,
 		},
 		Notes: []string{
 			"codex: its inner sandbox (bubblewrap) is off, since it cannot mount inside this one; its permission profile leaves the file system to this sandbox, and its seccomp filter leaves tools no sockets but unix ones",
@@ -209,10 +203,28 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, _ ports.H
 	return f, nil
 }
 
+// keyNeeds is what Codex needs to reach the API by itself, with a key.
+func keyNeeds(host string, port uint16) ports.PlanFragment {
+	return ports.PlanFragment{
+		ConnectTCP: []uint16{port},
+		UDP:        lookup.WhyUDP(host),
+		Env: []domain.EnvRule{
+			{Name: envKey, Secret: true, Why: "codex: key of the model API"},
+			{Name: envCodexKey, Secret: true, Why: "codex: key of the model API"},
+		},
+		Notes: []string{
+			"codex: the API key is not in the environment of tools, but they can read it in /proc/PID/environ of codex itself",
+		},
+	}
+}
+
 // endpoint returns the base URL as Codex gets it, its host and its TCP port.
 func endpoint(install ports.AgentInstall) (base, host string, port uint16, err error) {
 	raw := install.BaseURL
-	if raw == "" {
+	switch {
+	case raw == "" && install.OwnLogin:
+		raw = loginBaseURL
+	case raw == "":
 		raw = defaultBaseURL
 	}
 	bad := func(shown, reason string, err error) (string, string, uint16, error) {

@@ -107,9 +107,14 @@ func arguments(turn ports.TurnRequest, first []string) ([]string, error) {
 		key = envKey
 	}
 	argv := slices.Concat([]string{turn.Install.Path}, turn.Install.Args, first, always)
+	auth := `env_key="` + key + `"`
+	if turn.Install.OwnLogin {
+		auth = `requires_openai_auth=true`
+		argv = append(argv, fileLogin...)
+	}
 	argv = append(argv,
 		"-c", `model_provider="`+provider+`"`,
-		"-c", `model_providers.`+provider+`={name="`+provider+`",base_url="`+base+`",env_key="`+key+`",wire_api="responses"}`)
+		"-c", `model_providers.`+provider+`={name="`+provider+`",base_url="`+base+`",`+auth+`,wire_api="responses"}`)
 	if turn.Confined {
 		argv = append(argv, confined...)
 	}

@@ -121,7 +121,7 @@ func (a *app) root() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	a.log = logLevel(slog.LevelWarn)
 	root.PersistentFlags().Var(&a.log, "log-level", "what of Caisson's own working is logged to standard error: debug, info, warn or error, by `LEVEL`")
-	root.AddCommand(a.runCommand(), a.execCommand(), a.shellCommand(), a.planCommand(), a.sessionsCommand(), a.explainCommand(), a.policyCommand(), a.doctorCommand(), a.demoCommand(), a.verifyCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand(), a.execCommand(), a.shellCommand(), a.loginCommand(), a.logoutCommand(), a.planCommand(), a.sessionsCommand(), a.explainCommand(), a.policyCommand(), a.doctorCommand(), a.demoCommand(), a.verifyCommand(), a.versionCommand())
 	return root
 }
 

@@ -284,6 +284,12 @@ func (f *gatewayFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.files, "credential-file", nil, "the gateway takes the credential from a file: `NAME=PATH`, for example ANTHROPIC_API_KEY=/run/secrets/key")
 }
 
+// addLogin adds the flag for a login of the agent's own.
+func addLogin(flags *pflag.FlagSet, name *string) {
+	flags.StringVar(name, "login", "", "let the agent hold its own login, made by caisson login, and reach its provider by itself; `NAME` if it has several")
+	flags.Lookup("login").NoOptDefVal = application.DefaultLogin
+}
+
 // parse returns whether the gateway is off, and the files by variable.
 func (f *gatewayFlags) parse(abs func(string) string) (off bool, files map[string]string, err error) {
 	if f.mode != "on" && f.mode != "off" {

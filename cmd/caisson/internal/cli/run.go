@@ -28,6 +28,7 @@ type sessionFlags struct {
 	resume    string
 	model     string
 	gateway   gatewayFlags
+	login     string
 	timeout   time.Duration
 	idle      time.Duration
 }
@@ -42,6 +43,7 @@ func (f *sessionFlags) addTo(cmd *cobra.Command) {
 	flags.StringVar(&f.model, "model", "", "the `NAME` of the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
 	f.gateway.add(flags)
+	addLogin(flags, &f.login)
 	flags.StringVar(&f.tripwires, "tripwires", "report", "what to do, by `MODE`, when the turn changes files that run code later, outside the sandbox (git hooks, .envrc, workflows …): report, fail or off")
 	flags.Var((*duration)(&f.timeout), "timeout", "end the turn after this `TIME`, for example 90s or 10m; 0 for never")
 	flags.Var((*duration)(&f.idle), "idle-timeout", "end the turn after this `TIME` without output or a running tool; 0 for never")
@@ -72,6 +74,7 @@ func (f *sessionFlags) request(a *app) (application.OpenRequest, error) {
 	}
 	r.PolicySource = f.source(a)
 	r.Policy.Limits.WallClock, r.Policy.Limits.Idle = f.timeout, f.idle
+	r.Login = f.login
 	if r.DirectAPI, r.CredentialFiles, err = f.gateway.parse(a.abs); err != nil {
 		return r, err
 	}

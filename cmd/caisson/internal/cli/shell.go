@@ -22,6 +22,7 @@ type shellFlags struct {
 	workspace string
 	model     string
 	gateway   gatewayFlags
+	login     string
 	timeout   time.Duration
 }
 
@@ -67,6 +68,7 @@ denied; 127 it was not found.`,
 	flags.StringVar(&f.model, "model", "", "the `NAME` of the agent's model; its own default otherwise")
 	f.policyFlags.add(flags)
 	f.gateway.add(flags)
+	addLogin(flags, &f.login)
 	flags.Var((*duration)(&f.timeout), "timeout", "end the program after this `TIME`, for example 90s or 10m; 0 for never")
 	return cmd
 }
@@ -88,6 +90,7 @@ func (f *shellFlags) request(a *app, argv []string) (application.TerminalRequest
 		return r, err
 	}
 	r.PolicySource = f.source(a)
+	r.Login = f.login
 	if r.DirectAPI, r.CredentialFiles, err = f.gateway.parse(a.abs); err != nil {
 		return r, err
 	}
