@@ -6,11 +6,12 @@
 //	    events.jsonl  the log: every event, one a line; only ever appended to
 //	    agent/        the agent's own state and configuration
 //	    home/         its $HOME
-//	    tmp/          its $TMPDIR
 //	    spool/        the orchestrator's, never granted to an agent
+//	<root>/t/<the id in base 32>/
+//	                  its $TMPDIR: there, because paths of unix sockets are short
 //
 // Everything is readable by the user alone (directories 0700, files 0600). An
-// agent may write in agent, home and tmp, and nowhere above them; nothing in
+// agent may write in agent, home and $TMPDIR, and nowhere above them; nothing in
 // those three is read here. All access goes through os.Root, so that no symbolic
 // link leads out of the root, and what stands where a directory or a file should
 // be, but is something else or somebody else's, is an error.

@@ -31,14 +31,13 @@ func removeTree(top *os.Root, name string) error {
 		return remove(top, name)
 	}
 	t := tree{top: top, deep: []string{name}}
-	var errs []error
-	for len(t.deep) > 0 {
-		last := len(t.deep) - 1
-		next := t.deep[last]
-		t.deep = t.deep[:last]
-		errs = append(errs, t.removeDir(top, next, next, 1))
-	}
-	return errors.Join(errs...)
+	return t.removeDeep()
+}
+
+// removeAll removes what is in a directory.
+func removeAll(top *os.Root) error {
+	t := tree{top: top}
+	return errors.Join(t.removeEntries(top, "", 0), t.removeDeep())
 }
 
 // tree is a removal.
@@ -46,6 +45,18 @@ type tree struct {
 	top *os.Root
 	// deep are directories that were too deep where they were, and are in top now.
 	deep []string
+}
+
+// removeDeep removes what was lifted, until nothing more is.
+func (t *tree) removeDeep() error {
+	var errs []error
+	for len(t.deep) > 0 {
+		last := len(t.deep) - 1
+		next := t.deep[last]
+		t.deep = t.deep[:last]
+		errs = append(errs, t.removeDir(t.top, next, next, 1))
+	}
+	return errors.Join(errs...)
 }
 
 // removeDir removes a directory with all that is in it. Its path is from top.

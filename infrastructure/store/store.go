@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base32"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -18,8 +20,12 @@ import (
 
 const (
 	sessionsDir = "sessions"
-	recordFile  = "record.json"
-	lockFile    = "lock"
+	// tempsDir and a name of 26 characters are shorter by 21 than a place in the
+	// session's own directory: a path of a unix socket has room for 107 bytes, and
+	// programs put theirs below $TMPDIR (unix(7)).
+	tempsDir   = "t"
+	recordFile = "record.json"
+	lockFile   = "lock"
 	// maxRecord bounds what is read. A record is some thousand bytes: 60 for each
 	// grant of the plan, and 40 for each change of the conversation.
 	maxRecord = 16 << 20
@@ -91,10 +97,29 @@ func (s *Store) Paths(id domain.SessionID) (ports.SessionDirs, error) {
 		return ports.SessionDirs{}, err
 	}
 	dir := filepath.Join(s.root, sessionsDir, string(id))
+	temp := filepath.Join(s.root, tempsDir, tempName(id))
+	// A session of an older Caisson keeps its place: it is in the plan, which must
+	// stay the same.
+	if old := filepath.Join(dir, "tmp"); isDir(old) {
+		temp = old
+	}
 	return ports.SessionDirs{
-		State: filepath.Join(dir, "agent"), Home: filepath.Join(dir, "home"),
-		Temp: filepath.Join(dir, "tmp"), Spool: filepath.Join(dir, "spool"),
+		State: filepath.Join(dir, "agent"), Home: filepath.Join(dir, "home"), Temp: temp, Spool: filepath.Join(dir, "spool"),
 	}, nil
+}
+
+func isDir(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.IsDir()
+}
+
+// tempName is the id written with fewer characters. No two ids have the same.
+func tempName(id domain.SessionID) string {
+	value, err := hex.DecodeString(strings.ReplaceAll(string(id), "-", ""))
+	if err != nil {
+		return string(id) // no id that was parsed
+	}
+	return strings.ToLower(base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString(value))
 }
 
 // Dirs implements ports.SessionStore.
@@ -108,12 +133,20 @@ func (s *Store) Dirs(ctx context.Context, id domain.SessionID) (ports.SessionDir
 		return ports.SessionDirs{}, err
 	}
 	defer session.Close()
-	for _, dir := range []string{dirs.State, dirs.Home, dirs.Temp, dirs.Spool} {
+	for _, dir := range []string{dirs.State, dirs.Home, dirs.Spool} {
 		if err := privateDir(session, filepath.Base(dir), true); err != nil {
 			return ports.SessionDirs{}, err
 		}
 	}
-	return dirs, nil
+	if filepath.Dir(dirs.Temp) == filepath.Dir(dirs.State) {
+		return dirs, privateDir(session, filepath.Base(dirs.Temp), true)
+	}
+	temps, err := s.open(ctx, tempsDir, true)
+	if err != nil {
+		return ports.SessionDirs{}, err
+	}
+	defer temps.Close()
+	return dirs, privateDir(temps, filepath.Base(dirs.Temp), true)
 }
 
 // List implements ports.SessionStore.
@@ -270,6 +303,11 @@ func (s *Store) Remove(ctx context.Context, id domain.SessionID) error {
 	if _, err := domain.ParseSessionID(string(id)); err != nil {
 		return err
 	}
+	// First: as long as the session is there, somebody comes to remove it again if
+	// this fails, and nobody else begins it anew.
+	if err := s.removeTemp(ctx, id); err != nil {
+		return fmt.Errorf("remove the temporary directory of session %s: %w", id, err)
+	}
 	sessions, err := s.openSessions(ctx, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -282,6 +320,33 @@ func (s *Store) Remove(ctx context.Context, id domain.SessionID) error {
 		return fmt.Errorf("remove session %s: %w", id, err)
 	}
 	return nil
+}
+
+func (s *Store) removeTemp(ctx context.Context, id domain.SessionID) error {
+	temps, err := s.open(ctx, tempsDir, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer temps.Close()
+	name := tempName(id)
+	if info, err := temps.Lstat(name); err != nil || !info.IsDir() {
+		return removeTree(temps, name)
+	}
+	// An agent may have changed its mode.
+	temp, err := openDir(temps, name, false)
+	if err != nil {
+		return err
+	}
+	defer temp.Close()
+	// What is deep is lifted to the top of what is removed, and must not be left
+	// behind anywhere else if the process ends.
+	if err := removeAll(temp); err != nil {
+		return err
+	}
+	return remove(temps, name)
 }
 
 // removeSession removes a session's directory, the lock last: from then on
@@ -321,6 +386,11 @@ func removeSession(sessions *os.Root, id string) error {
 
 // openSessions opens the directory of all sessions, and makes it if it may.
 func (s *Store) openSessions(ctx context.Context, create bool) (*os.Root, error) {
+	return s.open(ctx, sessionsDir, create)
+}
+
+// open opens a directory in the root, and makes it if it may.
+func (s *Store) open(ctx context.Context, name string, create bool) (*os.Root, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -329,7 +399,7 @@ func (s *Store) openSessions(ctx context.Context, create bool) (*os.Root, error)
 		return nil, fmt.Errorf("open the state directory: %w", err)
 	}
 	defer root.Close()
-	return openDir(root, sessionsDir, create)
+	return openDir(root, name, create)
 }
 
 // openSession opens one session's directory, and makes it if it may. Without

@@ -61,7 +61,7 @@ func TestNothingIsLeftOpenAndNoTemporaryFileStays(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	require.Equal(t, []string{"agent", "events.jsonl", "home", "lock", "record.json", "spool", "tmp"}, names)
+	require.Equal(t, []string{"agent", "events.jsonl", "home", "lock", "record.json", "spool"}, names)
 }
 
 // hold makes this test binary a process that has a session open.
@@ -305,6 +305,22 @@ func TestForeignThingsInTheWayAreErrors(t *testing.T) {
 			require.ErrorContains(t, err, "not a directory")
 		})
 	}
+	for name, plant := range map[string]func(t *testing.T, s *Store){
+		"a link for all temporary directories": func(t *testing.T, s *Store) {
+			require.NoError(t, os.Symlink(elsewhere(t), filepath.Join(s.root, "t")))
+		},
+		"a file for all temporary directories": func(t *testing.T, s *Store) {
+			require.NoError(t, os.WriteFile(filepath.Join(s.root, "t"), nil, 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			plant(t, s)
+			_, err := s.Dirs(t.Context(), id)
+			require.ErrorContains(t, err, "not a directory")
+			require.ErrorContains(t, s.Remove(t.Context(), id), "not a directory")
+		})
+	}
 	t.Run("a link for a private directory", func(t *testing.T) {
 		s := newStore(t)
 		dirs, err := s.Dirs(t.Context(), id)
@@ -490,4 +506,50 @@ func TestOpenRemovesWhatASaveThatWasKilledLeft(t *testing.T) {
 	r, err := s.Load(t.Context(), id)
 	require.NoError(t, err)
 	require.Equal(t, domain.AgentKind("claude"), r.Kind)
+}
+
+// A path of a unix socket has room for 107 bytes. Python's multiprocessing takes 32
+// of them below $TMPDIR, tmux 19 and gpg about 40.
+func TestTheTemporaryDirectoryIsShort(t *testing.T) {
+	s := &Store{root: "/home/somebody/.local/state/caisson"}
+	dirs, err := s.Paths(id)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(dirs.Temp), 107-42)
+	other, err := s.Paths("01890a5d-ac96-774b-bcce-b302099a8058")
+	require.NoError(t, err)
+	require.NotEqual(t, dirs.Temp, other.Temp)
+	require.Equal(t, strings.ToLower(dirs.Temp), dirs.Temp, "also where case does not count")
+}
+
+func TestATemporaryDirectoryIsRemovedWithItsSession(t *testing.T) {
+	s := newStore(t)
+	dirs, err := s.Dirs(t.Context(), id)
+	require.NoError(t, err)
+	other, err := s.Dirs(t.Context(), "01890a5d-ac96-774b-bcce-b302099a8058")
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Join(dirs.Temp, "a", "b"), 0o700))
+	require.NoError(t, os.MkdirAll(filepath.Join(dirs.Temp, strings.Repeat("d/", 3*maxOpen)), 0o700))
+	for n := range batch + 10 {
+		require.NoError(t, os.WriteFile(filepath.Join(dirs.Temp, fmt.Sprint(n)), nil, 0o600))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dirs.Temp, "a", "file"), nil, 0o400))
+	require.NoError(t, os.Chmod(filepath.Join(dirs.Temp, "a"), 0o500))
+	require.NoError(t, os.Chmod(dirs.Temp, 0))
+	require.NoError(t, s.Remove(t.Context(), id))
+	require.NoDirExists(t, dirs.Temp)
+	require.DirExists(t, other.Temp)
+	require.NoError(t, s.Remove(t.Context(), id), "twice")
+}
+
+// The plan of a session names its temporary directory, and must stay the same.
+func TestASessionOfAnOlderCaissonKeepsItsTemporaryDirectory(t *testing.T) {
+	s := newStore(t)
+	old := filepath.Join(s.root, "sessions", string(id), "tmp")
+	require.NoError(t, os.MkdirAll(old, 0o700))
+	dirs, err := s.Dirs(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, old, dirs.Temp)
+	require.NoDirExists(t, filepath.Join(s.root, "t"))
+	require.NoError(t, s.Remove(t.Context(), id))
+	require.NoDirExists(t, old)
 }

@@ -261,11 +261,36 @@ func TestWhatAnAgentPlantsLeadsNowhere(t *testing.T) {
 		// For the test's own clean-up.
 		locked, err := filepath.Glob(filepath.Join(sessions, "*", "*", "locked"))
 		require.NoError(t, err)
+		temps, err := filepath.Glob(filepath.Join(s.root, "t", "*"))
+		require.NoError(t, err)
+		require.Len(t, temps, len(kept), "those of the sessions")
+		for _, temp := range temps {
+			if dir := filepath.Join(temp, "locked"); exists(dir) {
+				locked = append(locked, dir)
+			}
+		}
 		for _, dir := range append(locked, filepath.Join(s.workspace, "locked")) {
 			require.NoError(t, os.Chmod(dir, 0o700))
 			require.NoError(t, os.Chmod(filepath.Join(dir, "in"), 0o700))
 		}
 	})
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+// tempOf returns the temporary directory of a session.
+func tempOf(t *testing.T, s *application.Session) string {
+	t.Helper()
+	for _, e := range s.Plan().Env() {
+		if e.Name == "TMPDIR" {
+			return e.Value
+		}
+	}
+	require.Fail(t, "no TMPDIR in the plan")
+	return ""
 }
 
 // What one session keeps is out of reach for another one, of the same user.
@@ -275,12 +300,15 @@ func TestASessionDoesNotReachAnother(t *testing.T) {
 		s.run(t, first, `sh echo secret > "$HOME/key"; echo secret > "$TMPDIR/key"`)
 		dir := filepath.Join(s.root, "sessions", string(first.ID()))
 		var tries []try
-		for _, path := range []string{"record.json", "lock", "home/key", "tmp/key"} {
-			tries = append(tries, try{"cat " + filepath.Join(dir, path), false})
+		temp := tempOf(t, first)
+		for _, path := range []string{dir + "/record.json", dir + "/lock", dir + "/home/key", temp + "/key"} {
+			require.FileExists(t, path)
+			tries = append(tries, try{"cat " + path, false})
 		}
-		for _, path := range []string{"agent", "home", "tmp", "spool", ".", ".."} {
-			made := filepath.Join(dir, path, "made")
-			tries = append(tries, try{"touch " + made + " && rm " + made, false}, try{"ls " + filepath.Join(dir, path), false})
+		for _, path := range []string{dir + "/agent", dir + "/home", dir + "/spool", dir, filepath.Dir(dir), temp, filepath.Dir(temp)} {
+			require.DirExists(t, path)
+			made := filepath.Join(path, "made")
+			tries = append(tries, try{"touch " + made + " && rm " + made, false}, try{"ls " + path, false})
 		}
 		requireTries(t, s, application.OpenRequest{}, tries...)
 	})

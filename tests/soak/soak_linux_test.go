@@ -24,6 +24,7 @@ import (
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
 	"github.com/caisson-run/caisson/infrastructure/jsonl"
+	"github.com/caisson-run/caisson/infrastructure/store"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
 
@@ -430,6 +431,17 @@ func (c *logCheck) text(text string) error {
 // without a record is of a session that was killed before there was one; nobody
 // comes there again.
 func remains(t *testing.T, cfg config) (left []string) {
+	sessions, err := store.New(cfg.root())
+	require.NoError(t, err)
+	ids, err := sessions.List(t.Context())
+	require.NoError(t, err)
+	recorded := map[string]bool{} // by temporary directory
+	for _, id := range ids {
+		dirs, err := sessions.Paths(id)
+		require.NoError(t, err)
+		_, err = os.Stat(filepath.Join(filepath.Dir(dirs.State), "record.json"))
+		recorded[dirs.Temp] = err == nil
+	}
 	require.NoError(t, filepath.WalkDir(cfg.Base, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -439,13 +451,18 @@ func remains(t *testing.T, cfg config) (left []string) {
 		switch {
 		case parts[0] == "tmp":
 			left = append(left, rel)
+		case parts[0] == "state" && parts[1] == "t":
+			known, ok := recorded[filepath.Join(cfg.root(), "t", parts[2])]
+			if known || !ok {
+				left = append(left, rel)
+			}
 		case parts[0] == "state" && len(parts) >= 4:
 			if _, err := os.Stat(filepath.Join(cfg.root(), parts[1], parts[2], "record.json")); errors.Is(err, fs.ErrNotExist) {
 				return nil
 			}
 			switch parts[3] {
 			case "lock", "record.json", "events.jsonl", "agent", "home":
-			default: // the directories tmp and spool, and what was to be renamed
+			default: // the directory spool, and what was to be renamed
 				left = append(left, rel)
 			}
 		}
