@@ -172,6 +172,7 @@ func TestAnAPIByName(t *testing.T) {
 		r := newRig(t, withEgress(&portstest.FakeEgressProxy{}), func(c *application.Config) {
 			c.Agents = []ports.AgentAdapter{portstest.FakeAgent{AgentKind: "fake", Program: "/bin/cat", Fragment: ports.PlanFragment{ModelAPI: api}}}
 		})
+		r.env["FAKE_KEY"] = "the real key"
 		q := r.request()
 		q.DirectAPI, q.Policy.Domains = true, egressDomains(t, "api.example")
 		q.Policy.Waivers = []domain.Property{domain.PropertyDestinations}
