@@ -119,7 +119,9 @@ func replay(t *testing.T, program string, r recorded, want reading) {
 	defer cancel()
 	run := exec.CommandContext(ctx, program, "run", "--agent", string(r.agent), "--agent-bin", agent, "--timeout", "50s", "--output", "json", "hi")
 	run.Dir = dir("workspace")
-	run.Env = []string{"PATH=/usr/bin:/bin", "HOME=" + dir("home"), "XDG_STATE_HOME=" + dir("state"), "LANG=C.UTF-8"}
+	run.Env = []string{"PATH=/usr/bin:/bin", "HOME=" + dir("home"), "XDG_STATE_HOME=" + dir("state"), "LANG=C.UTF-8",
+		// Without any a session is refused.
+		"ANTHROPIC_API_KEY=not-a-key", "OPENAI_API_KEY=not-a-key"}
 	var stdout, stderr bytes.Buffer
 	run.Stdout, run.Stderr = &stdout, &stderr
 	err = run.Run()
