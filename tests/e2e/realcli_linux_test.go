@@ -38,6 +38,7 @@ func TestRealCLIs(t *testing.T) {
 				{"API error", realAPIError},
 				{"cancel", realCancel},
 				{"gateway", realGateway},
+				{"egress", realEgress},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					testkit.NoLeaks(t)
