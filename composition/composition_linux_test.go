@@ -271,6 +271,7 @@ func TestABadOptionIsRefused(t *testing.T) {
 		"environment":              composition.WithEnviron(nil),
 		"clock":                    composition.WithClock(nil),
 		"model gateway":            composition.WithModelGateway(nil),
+		"egress proxy":             composition.WithEgressProxy(nil),
 		"graces":                   composition.WithGraces(process.Graces{Drain: -1}),
 		"state directory":          composition.WithStateRoot("relative/dir"),
 		"WithAllowNative, not bot": composition.WithAllowNative(),

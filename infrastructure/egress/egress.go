@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -274,7 +275,7 @@ func (p *proxy) connect(ctx context.Context, host string, port uint16, allowed [
 	addresses, err := p.resolve(resolving, host)
 	cancel()
 	if err != nil {
-		return nil, fmt.Errorf("the name cannot be resolved: %w", err)
+		return nil, fmt.Errorf("the name cannot be resolved: %w", unresolved(err))
 	}
 	if reason := domain.EgressByAddress(allowed, addresses); reason != "" {
 		return nil, p.refuse(host, port, reason)
@@ -294,6 +295,21 @@ func (p *proxy) connect(ctx context.Context, host string, port uint16, allowed [
 		}
 	}
 	return nil, first
+}
+
+// unresolved is why, without the addresses and ports of the asking, which are others
+// each time: a decision that comes again is to be known for the same.
+func unresolved(err error) error {
+	dns := (*net.DNSError)(nil)
+	switch {
+	case !errors.As(err, &dns):
+		return err
+	case dns.IsNotFound:
+		return errors.New("no such host")
+	case dns.IsTimeout:
+		return errors.New("no answer in time")
+	}
+	return errors.New("the host's resolver fails")
 }
 
 // counted counts what passes.

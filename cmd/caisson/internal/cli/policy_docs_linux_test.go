@@ -16,7 +16,7 @@ import (
 var documented = map[string]string{
 	"review": `cat code.go && ! echo > code.go && ! echo > new && echo > "$TMPDIR/x" && [ "$GIT_CONFIG_GLOBAL" = "$HOME/.gitconfig" ]`,
 	"node": `echo > new && [ "$npm_config_cache" = "$TMPDIR/cache/npm" ] && mkdir -p "$npm_config_cache" && [ "$NODE_ENV" = development ] &&
-		! cat ../outside`,
+		case $HTTPS_PROXY in http://caisson:*@127.0.0.1:*) ;; *) false;; esac && [ "$https_proxy" = "$HTTPS_PROXY" ] && ! cat ../outside`,
 	"go": `! echo > code.go && ! echo > new && echo > internal/new && echo > tests/new && cp /bin/true internal/t && internal/t &&
 		[ "$GOMODCACHE" = "$TMPDIR/cache/go-mod" ] && mkdir -p "$GOCACHE"`,
 	"python": `echo > new && [ "$VIRTUAL_ENV" = "$PWD/.venv" ] && mkdir -p "$PIP_CACHE_DIR" && ! cat ../outside &&
