@@ -88,6 +88,13 @@ func (d *denials) explained(n domain.Notice) domain.Notice {
 		if e, err := ExplainTCP(d.plan, to.Addr().String(), to.Port()); err == nil && !e.Allowed {
 			n.Message = n.Refused.String() + ": " + e.Hint()
 		}
+	case domain.NetworkUnix:
+		if !filepath.IsAbs(n.Refused.Address) {
+			return n
+		}
+		if e, err := ExplainUnix(d.plan, n.Refused.Address); err == nil && !e.Allowed {
+			n.Message = n.Refused.String() + ": " + e.Hint()
+		}
 	case domain.NetworkUDP:
 		if !d.plan.UDP() {
 			n.Message = n.Refused.String() + ": the plan denies UDP, so a program that looks up a host's name finds nothing; " +
@@ -166,7 +173,10 @@ func (d *denials) explain(line, path string) (domain.Explanation, bool) {
 		if !strings.Contains(line, w.word) {
 			continue
 		}
-		_, missing := os.Lstat(path)
+		info, missing := os.Lstat(path)
+		if missing == nil && info.Mode()&os.ModeSocket != 0 {
+			return domain.Explanation{}, false // which is not opened, but connected to
+		}
 		for _, op := range w.ops {
 			if missing != nil && op != domain.OpCreate {
 				continue // it would have been another error

@@ -175,21 +175,29 @@ func ExplainUnix(plan domain.SandboxPlan, path string) (domain.Explanation, erro
 	if !filepath.IsAbs(path) {
 		return domain.Explanation{}, &domain.InvalidError{What: "path", Value: path, Reason: "not absolute", Remedy: "pass the path from / on"}
 	}
+	at, err := follow(path)
+	if err != nil {
+		return domain.Explanation{}, err
+	}
 	e := domain.Explanation{Question: question}
+	if slices.Contains(plan.UnixDestinations(), at) {
+		e.Allowed, e.Because = true, "the plan grants connections to the unix socket "+strconv.Quote(at)
+		e.Notes = []string{"to what is there when a turn starts, as a stream or as sequenced packets"}
+		return e, nil
+	}
 	switch plan.UnixSockets() {
 	case domain.UnixSocketsAllow:
 		e.Allowed, e.Because = true, "the plan allows every unix socket"
 		return e, nil
 	case domain.UnixSocketsDeny:
 		e.Because = "the plan denies every unix socket that has a path"
+		if granted := plan.UnixDestinations(); len(granted) > 0 {
+			e.Because += " but " + strings.Join(granted, ", ")
+		}
 		e.Change.UnixSockets = domain.UnixSocketsAllow
 	}
 	x := explainer{}
 	if err := x.place(plan.Rules()); err != nil {
-		return domain.Explanation{}, err
-	}
-	at, err := follow(path)
-	if err != nil {
 		return domain.Explanation{}, err
 	}
 	need, err := x.need(filepath.Dir(at), domain.AccessMakeSock, "")
@@ -206,6 +214,9 @@ func ExplainUnix(plan domain.SandboxPlan, path string) (domain.Explanation, erro
 	default:
 		e.Because = "the plan allows the unix sockets below its writable directories, and this is none of them"
 		e.Change.UnixSockets = domain.UnixSocketsAllow
+	}
+	if info, err := os.Lstat(at); !e.Allowed && err == nil && info.Mode()&fs.ModeSocket != 0 {
+		e.Change = domain.Change{UnixDestinations: []string{at}} // narrower than any choice
 	}
 	return e, nil
 }

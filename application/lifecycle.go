@@ -424,6 +424,10 @@ func (l *launch) needsOrigins() map[string]string {
 // completePlan adds the policy and the rules to a plan and checks the whole.
 // own are directories below the records' root that the plan may let be written.
 func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rules []domain.PathRule, own []string, programs []program) (domain.SandboxPlan, error) {
+	policy, err := resolveSockets(policy)
+	if err != nil {
+		return domain.SandboxPlan{}, err
+	}
 	plan = policy.Apply(plan)
 	if l := policy.Limits; plan.IsUnconfined() && (l.MemoryBytes > 0 || l.Pids > 0 || l.CPUs > 0) {
 		return domain.SandboxPlan{}, &domain.InvalidError{

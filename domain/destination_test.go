@@ -26,7 +26,7 @@ func TestParseDestination(t *testing.T) {
 		require.NoError(t, domain.NewSandboxPlan("p").WithDestinations(got...).Validate(), text)
 	}
 	for _, text := range []string{
-		"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:080", "localhost", "localhost:0", "localhost:http", "example.org:80",
+		"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:080", "localhost", "localhost:0", "localhost:http",
 		"0.0.0.0:80", "[::]:80", "[fe80::1]:80", "[fe80::1%eth0]:80", "[fd00::1%eth0]:80", "224.0.0.1:80", "[ff02::1]:80", "::1:80",
 	} {
 		got, err := domain.ParseDestination(text)

@@ -83,13 +83,15 @@ type Change struct {
 	// Destinations are narrower than ConnectTCP.
 	Destinations []netip.AddrPort
 	// Domains are narrower still where a host has a name.
-	Domains     []EgressDomain
-	UnixSockets UnixSockets
+	Domains []EgressDomain
+	// UnixDestinations are narrower than UnixSockets.
+	UnixDestinations []string
+	UnixSockets      UnixSockets
 }
 
 // IsZero reports whether the change adds nothing.
 func (c Change) IsZero() bool {
-	return len(c.Rules) == 0 && len(c.ConnectTCP) == 0 && len(c.Destinations) == 0 && len(c.Domains) == 0 && c.UnixSockets == UnixSocketsDeny
+	return len(c.Rules) == 0 && len(c.ConnectTCP) == 0 && len(c.Destinations) == 0 && len(c.Domains) == 0 && len(c.UnixDestinations) == 0 && c.UnixSockets == UnixSocketsDeny
 }
 
 // ExplainFile makes the explanation of a file operation out of what it needs:
@@ -178,6 +180,9 @@ func (c Change) String() string {
 	}
 	for _, p := range c.ConnectTCP {
 		parts = append(parts, fmt.Sprintf("TCP port %d on every host", p))
+	}
+	for _, path := range c.UnixDestinations {
+		parts = append(parts, "the unix socket "+word(path))
 	}
 	if c.UnixSockets != UnixSocketsDeny {
 		parts = append(parts, "unix sockets: "+c.UnixSockets.String())

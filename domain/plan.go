@@ -138,7 +138,8 @@ type SandboxPlan struct {
 	waivers    []Property
 	origins    map[string]string
 
-	destinations []netip.AddrPort
+	destinations     []netip.AddrPort
+	unixDestinations []string
 
 	gateway     bool
 	gatewayPort uint16
@@ -303,10 +304,24 @@ func (p SandboxPlan) WithDestinations(ds ...netip.AddrPort) SandboxPlan {
 	return p
 }
 
+// WithUnixDestinations returns the plan with unix sockets added, by their paths,
+// that may be connected to whatever else the plan says of unix sockets: as streams
+// or sequenced packets, for which the child may make unix sockets then. A path is
+// that of the socket itself, with no symbolic link in it; it is looked at, and what
+// is there then is what can be connected to, once for every spawn.
+func (p SandboxPlan) WithUnixDestinations(paths ...string) SandboxPlan {
+	p.unixDestinations = union(p.unixDestinations, paths)
+	return p
+}
+
+// UnixDestinations returns the paths of the unix sockets that may be connected to,
+// sorted.
+func (p SandboxPlan) UnixDestinations() []string { return slices.Clone(p.unixDestinations) }
+
 // WithoutDestinations returns the plan without any destination, without the model
 // gateway, and without what is reached by name.
 func (p SandboxPlan) WithoutDestinations() SandboxPlan {
-	p.destinations = nil
+	p.destinations, p.unixDestinations = nil, nil
 	p.gateway, p.gatewayPort, p.gatewayEnv = false, 0, nil
 	p.domains, p.egressPort, p.egressEnv = nil, 0, nil
 	return p
@@ -438,7 +453,7 @@ func (p SandboxPlan) Requests(prop Property) bool {
 	case PropertyUDP:
 		return !p.udp
 	case PropertyDestinations:
-		return len(p.destinations) > 0 || p.gateway || len(p.domains) > 0
+		return len(p.destinations)+len(p.unixDestinations)+len(p.domains) > 0 || p.gateway
 	case PropertyUnixSockets:
 		return p.unix != UnixSocketsAllow
 	case PropertyMemory:
@@ -462,7 +477,7 @@ func (p SandboxPlan) Validate() error {
 	bad := func(what, value, reason, remedy string) {
 		errs = append(errs, &InvalidError{What: what, Value: value, Reason: reason, Remedy: remedy})
 	}
-	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.destinations)+len(p.domains)+len(p.bindTCP)+len(p.waivers) > 0 || p.gateway || p.udp || p.unix != UnixSocketsDeny) {
+	if p.IsUnconfined() && (len(p.rules)+len(p.connectTCP)+len(p.destinations)+len(p.domains)+len(p.unixDestinations)+len(p.bindTCP)+len(p.waivers) > 0 || p.gateway || p.udp || p.unix != UnixSocketsDeny) {
 		bad("plan", "unconfined", "has rules, but nothing would enforce them", "leave the rules out, or confine the turn")
 	}
 	for _, r := range p.rules {
@@ -489,6 +504,11 @@ func (p SandboxPlan) Validate() error {
 	for _, d := range p.domains {
 		if d.host == "" {
 			bad("domain", "", "the zero value", "make it with ParseEgressDomain")
+		}
+	}
+	for _, path := range p.unixDestinations {
+		if !isSocketPath(path) {
+			errs = append(errs, notASocketPath(path))
 		}
 	}
 	for _, port := range p.connectTCP {
@@ -571,6 +591,9 @@ func (p SandboxPlan) Digest() string {
 	if len(p.destinations) > 0 {
 		field("destinations", strings.Join(addresses(p.destinations), " "))
 	}
+	if len(p.unixDestinations) > 0 {
+		field("unix destinations", p.unixDestinations...)
+	}
 	field("net", ports(p.connectTCP), ports(p.bindTCP), strconv.FormatBool(p.udp), p.unix.String())
 	if p.gateway {
 		field("model gateway")
@@ -613,6 +636,9 @@ func (p SandboxPlan) Grants() []string {
 	}
 	add(p.udp, "udp allow")
 	add(p.unix != UnixSocketsDeny, "unix sockets %s", p.unix)
+	for _, path := range p.unixDestinations {
+		lines = append(lines, UnixDestinationGrant(path))
+	}
 	for _, e := range p.env {
 		add(true, "variable %s", word(e.Name))
 	}
@@ -693,6 +719,13 @@ func (p SandboxPlan) String() string {
 	}
 	fmt.Fprintf(&b, "  udp              %s%s%s\n", udp, waived(PropertyUDP), udpFrom)
 	fmt.Fprintf(&b, "  unix sockets     %s%s%s\n", p.unix, waived(PropertyUnixSockets), p.from([]string{""}, prefixed("unix sockets "+p.unix.String())))
+	if len(p.unixDestinations) > 0 {
+		to := make([]string, 0, len(p.unixDestinations))
+		for _, path := range p.unixDestinations {
+			to = append(to, word(path))
+		}
+		fmt.Fprintf(&b, "  unix connect to  %s%s%s\n", strings.Join(to, " "), waived(PropertyDestinations), p.from(to, prefixed("unix connect ")))
+	}
 	p.environmentRows(&b)
 	if p.limits != (Limits{}) {
 		fmt.Fprintf(&b, "  limits           %s%s\n", p.limits, p.from(p.limits.names(), prefixed("limit ")))

@@ -31,6 +31,9 @@ type Policy struct {
 	// resolves them. Programs are led there by the usual variables of the
 	// environment.
 	Domains []EgressDomain
+	// UnixDestinations are the paths of unix sockets that may be connected to. There
+	// must be one when the plan is made.
+	UnixDestinations []string
 	// UDP allows UDP.
 	UDP bool
 	// UnixSockets says which unix sockets may be connected to.
@@ -58,6 +61,7 @@ func (p Policy) With(other Policy) Policy {
 	p.BindTCP = slices.Concat(p.BindTCP, other.BindTCP)
 	p.Destinations = slices.Concat(p.Destinations, other.Destinations)
 	p.Domains = slices.Concat(p.Domains, other.Domains)
+	p.UnixDestinations = slices.Concat(p.UnixDestinations, other.UnixDestinations)
 	p.UDP = p.UDP || other.UDP
 	if other.UnixSockets != UnixSocketsDeny {
 		p.UnixSockets = other.UnixSockets
@@ -92,6 +96,7 @@ func (p Policy) Apply(plan SandboxPlan) SandboxPlan {
 	return plan.
 		WithConnectTCP(p.ConnectTCP...).WithBindTCP(p.BindTCP...).WithDestinations(p.Destinations...).
 		WithEgressDomains(p.Domains...).
+		WithUnixDestinations(p.UnixDestinations...).
 		WithUDP(p.UDP || plan.UDP()).WithUnixSockets(p.UnixSockets).
 		WithWaivers(p.Waivers...).WithLimits(p.Limits).WithOrigins(p.Origins)
 }

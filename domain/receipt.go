@@ -52,7 +52,10 @@ type Receipt struct {
 	// Domains are reached by name, through the session's egress proxy, which is one
 	// of the destinations.
 	Domains []EgressDomain
-	BindTCP []uint16
+	// UnixDestinations are the unix sockets that can be connected to by their paths,
+	// beside those that the plan allows altogether.
+	UnixDestinations []string
+	BindTCP          []uint16
 	// Open lists what stays possible by the enforcer's nature.
 	Open []string
 	// Agent repeats what the agent's adapter switched off or on by itself,
@@ -107,6 +110,9 @@ func (r Receipt) String() string {
 	fmt.Fprintf(&b, "; %d paths granted; tcp %s", granted, tcp)
 	if len(r.Domains) > 0 {
 		fmt.Fprintf(&b, "; domains %s", strings.Join(egressNames(r.Domains), " "))
+	}
+	for i, path := range r.UnixDestinations {
+		b.WriteString([]string{"; unix ", " "}[min(i, 1)] + word(path))
 	}
 	if w := r.InState(StateWaived); len(w) > 0 {
 		fmt.Fprintf(&b, "; waived: %s", joinProperties(w))

@@ -146,24 +146,25 @@ type wireError struct {
 }
 
 type wireReceipt struct {
-	Unconfined   bool             `json:"unconfined"`
-	Why          string           `json:"why"`
-	Preset       string           `json:"preset"`
-	Enforcer     string           `json:"enforcer"`
-	ABI          int              `json:"abi"`
-	Layers       []string         `json:"layers"`
-	Properties   []wireProperty   `json:"properties"`
-	Rules        []wireGranted    `json:"rules"`
-	ConnectTCP   []uint16         `json:"connect_tcp"`
-	Destinations []netip.AddrPort `json:"destinations"`
-	Domains      []string         `json:"domains"`
-	BindTCP      []uint16         `json:"bind_tcp"`
-	Open         []string         `json:"open"`
-	Agent        []string         `json:"agent"`
-	PlanDigest   string           `json:"plan_digest"`
-	Tree         string           `json:"tree"`
-	InheritedFDs bool             `json:"inherited_fds"`
-	Probe        wireProbe        `json:"probe"`
+	Unconfined       bool             `json:"unconfined"`
+	Why              string           `json:"why"`
+	Preset           string           `json:"preset"`
+	Enforcer         string           `json:"enforcer"`
+	ABI              int              `json:"abi"`
+	Layers           []string         `json:"layers"`
+	Properties       []wireProperty   `json:"properties"`
+	Rules            []wireGranted    `json:"rules"`
+	ConnectTCP       []uint16         `json:"connect_tcp"`
+	Destinations     []netip.AddrPort `json:"destinations"`
+	Domains          []string         `json:"domains"`
+	UnixDestinations []string         `json:"unix_destinations"`
+	BindTCP          []uint16         `json:"bind_tcp"`
+	Open             []string         `json:"open"`
+	Agent            []string         `json:"agent"`
+	PlanDigest       string           `json:"plan_digest"`
+	Tree             string           `json:"tree"`
+	InheritedFDs     bool             `json:"inherited_fds"`
+	Probe            wireProbe        `json:"probe"`
 }
 
 type wireProbe struct {
@@ -286,7 +287,7 @@ func (w wireEvent) final() domain.Final {
 func (w wireReceipt) domain() (domain.Receipt, error) {
 	r := domain.Receipt{
 		Unconfined: w.Unconfined, Why: w.Why, Preset: w.Preset, Enforcer: w.Enforcer, ABI: w.ABI,
-		Layers: someOrNil(w.Layers), ConnectTCP: someOrNil(w.ConnectTCP), Destinations: someOrNil(w.Destinations), BindTCP: someOrNil(w.BindTCP),
+		Layers: someOrNil(w.Layers), ConnectTCP: someOrNil(w.ConnectTCP), Destinations: someOrNil(w.Destinations), UnixDestinations: someOrNil(w.UnixDestinations), BindTCP: someOrNil(w.BindTCP),
 		Open: someOrNil(w.Open), Agent: someOrNil(w.Agent), PlanDigest: w.PlanDigest,
 		Tree: domain.TreeControl(w.Tree), InheritedFDs: w.InheritedFDs,
 		Probe: domain.Probe{Skipped: w.Probe.Skipped},

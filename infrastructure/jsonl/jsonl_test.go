@@ -64,7 +64,7 @@ var samples = map[string]domain.ReplyEvent{
 			{Path: "/bin", Canonical: "/usr/bin", Access: domain.AccessReadExec, Skipped: "-", Why: "system"},
 			{Path: "/none", Canonical: "-", Access: domain.AccessResolveUnix, Skipped: "does not exist", Why: "preset"},
 		},
-		ConnectTCP: []uint16{443}, Destinations: []netip.AddrPort{netip.MustParseAddrPort("[2001:db8::1]:8443")}, BindTCP: []uint16{8080, 65535},
+		ConnectTCP: []uint16{443}, Destinations: []netip.AddrPort{netip.MustParseAddrPort("[2001:db8::1]:8443")}, UnixDestinations: []string{"/run/a.sock"}, BindTCP: []uint16{8080, 65535},
 		Domains: egressDomains("*.example.org:8443=10.1.2.3,2001:db8::/32"),
 		Open:    []string{"chmod of own files"},
 		Agent:   []string{"inner sandbox off"}, PlanDigest: "abc", Tree: domain.TreeKeeper, InheritedFDs: true,

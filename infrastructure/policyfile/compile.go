@@ -328,10 +328,20 @@ var timePattern = regexp.MustCompile(timeForm)
 
 // connect adds a destination.
 func (f *file) connect(item *value, key string) {
-	destinations, err := domain.ParseDestination(item.text)
+	path, isUnix, err := domain.ParseUnixDestination(item.text)
+	var destinations []netip.AddrPort
+	if !isUnix {
+		destinations, err = domain.ParseDestination(item.text)
+	}
 	if invalid := (*domain.InvalidError)(nil); errors.As(err, &invalid) {
 		f.bad(item.at, key, fmt.Sprintf("%q is %s", item.text, invalid.Reason), invalid.Remedy)
 		return
+	}
+	if isUnix {
+		if line := domain.UnixDestinationGrant(path); f.once(line, item.at, key) {
+			f.out.UnixDestinations = append(f.out.UnixDestinations, path)
+			f.putOrigin(line, item.at)
+		}
 	}
 	for _, d := range destinations {
 		if line := "tcp connect " + d.String(); f.once(line, item.at, key) {

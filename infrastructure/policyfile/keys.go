@@ -48,7 +48,7 @@ const (
 	pathForm    = `^(/|\$\{)`
 	memoryForm  = `^[1-9][0-9]*([KMGT](iB)?)?$`
 	timeForm    = `^([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+$`
-	connectForm = `^(localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]):[1-9][0-9]*$`
+	connectForm = `^(((localhost|[0-9.]+|\[[0-9a-fA-F:.]+\]):[1-9][0-9]*)|(unix:/.+))$`
 	domainForm  = `^(\*\.)?[A-Za-z0-9_][A-Za-z0-9_.-]*(:[1-9][0-9]*)?(=[0-9a-fA-F:./]+(,[0-9a-fA-F:./]+)*)?$`
 	nameForm    = `^[^=\x00]+$`
 )
@@ -91,7 +91,7 @@ func sectionKeys() []key {
 		table("paths", "Paths, by what is granted of them.", paths...),
 		table("network", "What can be reached.",
 			list("connect_tcp", "TCP ports that can be connected to, on any host.", port),
-			list("connect", "ADDRESS:PORT that can be connected to, each on that host alone; localhost is 127.0.0.1 and ::1.", key{kind: kindString, form: connectForm}),
+			list("connect", "ADDRESS:PORT that can be connected to, each on that host alone; localhost is 127.0.0.1 and ::1. Or unix:PATH, a unix socket that can be connected to.", key{kind: kindString, form: connectForm}),
 			list("domains", "HOST[:PORT] that can be connected to by name, through a proxy that resolves it; *.HOST for its subdomains, HOST=ADDRESS[,ADDRESS] for one that leads to these addresses or networks and no public ones. Port 443 and 80 by default.", key{kind: kindString, form: domainForm}),
 			list("bind_tcp", "TCP ports that can be listened on; 0 is any free one.", anyPort),
 			key{name: "udp", doc: "Allow UDP, to any host: what resolves names by DNS needs it.", kind: kindBool},

@@ -51,7 +51,7 @@ optional = true
 
 [network]
 connect_tcp = [443]
-connect = ["localhost:5432", "[::ffff:10.0.0.1]:1"]
+connect = ["localhost:5432", "[::ffff:10.0.0.1]:1", "unix:/run/a b.sock"]
 bind_tcp = [0, 0x1F90]
 domains = ["*.Example.org:8443", "db.internal:1=10.0.0.0/8"]
 udp = false
@@ -93,6 +93,7 @@ A = "codex"
 	require.Equal(t, []netip.AddrPort{
 		netip.MustParseAddrPort("127.0.0.1:5432"), netip.MustParseAddrPort("[::1]:5432"), netip.MustParseAddrPort("10.0.0.1:1"),
 	}, p.Destinations)
+	require.Equal(t, []string{"/run/a b.sock"}, p.UnixDestinations)
 	require.Equal(t, "[*.example.org:8443 db.internal:1=10.0.0.0/8]", fmt.Sprint(p.Domains))
 	require.False(t, p.UDP)
 	require.Equal(t, domain.UnixSocketsOwn, p.UnixSockets)
@@ -104,6 +105,7 @@ A = "codex"
 		"workspace": "preset review", "waive ipc": base + ":3", "waive udp": main + ":6",
 		"tcp connect 80": base + ":7", "tcp connect 443": main + ":17", "tcp connect 127.0.0.1:5432": main + ":18",
 		"tcp connect [::1]:5432": main + ":18", "tcp connect 10.0.0.1:1": main + ":18",
+		domain.UnixDestinationGrant("/run/a b.sock"): main + ":18",
 		"tcp bind 0": main + ":19", "tcp bind 8080": main + ":19", "unix sockets own": main + ":22",
 		"domain *.example.org:8443": main + ":20", "domain db.internal:1=10.0.0.0/8": main + ":20",
 		"limit memory": main + ":29", "limit pids": base + ":13", "limit cpus": main + ":30", "limit timeout": main + ":31", "limit idle": main + ":32",

@@ -13,6 +13,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/caisson-run/caisson/domain"
@@ -138,7 +139,18 @@ func (e *Enforcer) Prepare(ctx context.Context, plan domain.SandboxPlan, line do
 	c := &confinement{Confinement: restriction, plan: plan, properties: properties, listener: -1, off: e.off}
 	if e.filter == "" {
 		if c.filter, err = seccomp.For(plan); err != nil {
-			return nil, failed("prepare", errors.Join(err, restriction.Close()))
+			return nil, failed("prepare", errors.Join(err, c.Close()))
+		}
+		for _, path := range plan.UnixDestinations() {
+			socket, err := seccomp.OpenSocket(path)
+			if err != nil {
+				failure := &domain.EnforcementError{
+					Step: "prepare", Err: fmt.Errorf("open the unix socket that the plan grants: %w", errors.Join(err, c.Close())),
+					Remedy: "start what listens there, or name the socket itself if there is a symbolic link in its path by now",
+				}
+				return nil, failure
+			}
+			c.sockets = append(c.sockets, socket)
 		}
 	}
 	if group, ok := restriction.(ports.KillGroup); ok {
@@ -156,9 +168,10 @@ type confinement struct {
 	ports.Confinement
 	plan       domain.SandboxPlan
 	properties []domain.PropertyStatus
-	filter     *seccomp.Filter // nil if there can be none, which the plan waives
-	listener   int             // where the filter asks, −1 if it does not, or when it is the supervisor's
-	off        []Layer         // those that are left out
+	filter     *seccomp.Filter   // nil if there can be none, which the plan waives
+	listener   int               // where the filter asks, −1 if it does not, or when it is the supervisor's
+	sockets    []*seccomp.Socket // the plan's, until they are the supervisor's
+	off        []Layer           // those that are left out
 }
 
 // confinementInGroup is one whose Landlock layer has kill groups, which concern
@@ -200,7 +213,7 @@ func (c *confinement) Supervisor() (ports.Supervisor, error) {
 	}
 	listener := c.listener
 	c.listener = -1
-	grants := seccomp.Grants{Destinations: c.plan.ReachableDestinations()}
+	grants := seccomp.Grants{Destinations: c.plan.ReachableDestinations(), Sockets: c.sockets, All: seccomp.AnswersAll(c.plan)}
 	if c.enforces(domain.PropertyTCP) {
 		granted := c.plan.ConnectTCP() // not c: a supervisor lives as long as its turn
 		grants.Denied = func(port uint16) bool { return !slices.Contains(granted, port) }
@@ -209,6 +222,7 @@ func (c *confinement) Supervisor() (ports.Supervisor, error) {
 	if err != nil {
 		return nil, failed("supervise", err)
 	}
+	c.sockets = nil
 	return s, nil
 }
 
@@ -221,6 +235,9 @@ func (c *confinement) enforces(p domain.Property) bool {
 // Close frees a listener that nobody has taken too.
 func (c *confinement) Close() error {
 	err := c.Confinement.Close()
+	for _, socket := range c.sockets {
+		err = errors.Join(err, socket.Close())
+	}
 	if c.listener >= 0 {
 		err = errors.Join(err, seccomp.CloseListener(c.listener))
 		c.listener = -1
@@ -247,6 +264,9 @@ func (c *confinement) Receipt() domain.Receipt {
 	r.Properties = slices.Clone(c.properties)
 	r.Open = append(r.Open, openLimits(c.plan)...)
 	r.Destinations, r.Domains = c.plan.ReachableDestinations(), c.plan.EgressDomains()
+	if c.filter != nil {
+		r.UnixDestinations = c.plan.UnixDestinations()
+	}
 	r.PlanDigest = c.plan.Digest()
 	return r
 }

@@ -47,6 +47,9 @@ func statuses(plan domain.SandboxPlan, landlock []domain.PropertyStatus, noFilte
 			s.Detail += "; a seccomp filter can only deny all unix sockets"
 		default:
 			s = domain.PropertyStatus{Property: s.Property, State: domain.StateEnforced, Mechanism: other.mechanism}
+			if other.denied && len(plan.UnixDestinations()) > 0 {
+				s.Mechanism = byAsking // unix sockets can be made, and none be connected but by the supervisor
+			}
 		}
 		out = append(out, s)
 	}

@@ -18,6 +18,10 @@ type Filter struct {
 	asks    bool
 }
 
+// AnswersAll reports whether under the filter of a plan every connect(2) must be
+// answered by the supervisor, see [Grants].
+func AnswersAll(plan domain.SandboxPlan) bool { return variantOf(plan).named }
+
 // variantOf says what a plan lets the filter allow. A waiver changes nothing:
 // what can be refused is.
 func variantOf(plan domain.SandboxPlan) variant {
@@ -28,6 +32,7 @@ func variantOf(plan domain.SandboxPlan) variant {
 		// A filter cannot see what kind of socket listens.
 		listen: unix || len(plan.BindTCP()) > 0,
 		asks:   plan.Requests(domain.PropertyDestinations),
+		named:  !unix && len(plan.UnixDestinations()) > 0,
 	}
 }
 

@@ -105,6 +105,19 @@ func (r response) send(listener uintptr) error {
 	}
 }
 
+// connectAs connects a socket to an address as it stands. x/sys knows none of the
+// family AF_UNSPEC.
+func connectAs(fd int, address []byte) error {
+	if len(address) == 0 {
+		return unix.EINVAL
+	}
+	_, _, e := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&address[0])), uintptr(len(address)))
+	if e != 0 {
+		return e
+	}
+	return nil
+}
+
 // valid returns nil while the caller waits.
 func (n *notification) valid(listener uintptr) error {
 	for {

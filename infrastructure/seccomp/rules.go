@@ -80,6 +80,10 @@ type variant struct {
 	// asks says that connect(2) asks the supervisor, see Supervisor, and so does
 	// what asks for a UDP socket where UDP is denied.
 	asks bool
+	// named says that unix sockets may be made that only the supervisor connects:
+	// streams and sequenced packets, which reach nothing but by connect(2). With it
+	// comes asks.
+	named bool
 }
 
 // rule is a system call with its number per architecture.
@@ -117,7 +121,8 @@ func onType(values ...uint32) *test {
 // start (which addresses there are); changing anything needs CAP_NET_ADMIN.
 //
 // A unix socket cannot be told by its path here: connect(2) has that behind a
-// pointer. So where none may be connected to, none can be made.
+// pointer. So where none may be connected to, none can be made; and where some may
+// be, by name, none that sends to a path without connecting, as datagrams do.
 func sockets(v variant) decision {
 	inet := onType(sockStream).when(is(2, protoDefault, protoTCP))
 	datagrams := is(2, protoDefault, protoUDP)
@@ -128,8 +133,11 @@ func sockets(v variant) decision {
 		inet.otherwise(onType(sockDgram).when(datagrams.when(ask)))
 	}
 	other := is(0, afNetlink).when(onType(sockDgram, sockRaw).when(is(2, netlinkRoute)))
-	if v.unix {
+	switch {
+	case v.unix:
 		other.otherwise(is(0, afUnix).when(onType(sockStream, sockDgram, sockSeqpacket)))
+	case v.named:
+		other.otherwise(is(0, afUnix).when(onType(sockStream, sockSeqpacket)))
 	}
 	return is(0, afInet, afInet6).when(inet).otherwise(other)
 }

@@ -31,6 +31,7 @@ var variants = []variant{
 	{udp: true, listen: true},
 	{udp: true, unix: true, listen: true},
 	{asks: true},
+	{asks: true, named: true},
 	{udp: true, unix: true, listen: true, asks: true},
 }
 
@@ -39,7 +40,7 @@ func (v variant) String() string {
 	for _, o := range []struct {
 		on   bool
 		name string
-	}{{v.udp, "udp"}, {v.unix, "unix"}, {v.listen, "listen"}, {v.asks, "asks"}} {
+	}{{v.udp, "udp"}, {v.unix, "unix"}, {v.listen, "listen"}, {v.asks, "asks"}, {v.named, "named"}} {
 		if o.on {
 			s += "-" + o.name
 		}
@@ -117,7 +118,7 @@ var expectations = []struct {
 	args [6]uint64
 	want map[string]action // by variant; "" is every other
 }{
-	{"a connect", "connect", args(3, 4096, 16), map[string]action{"asks": ask, "udp-unix-listen-asks": ask, "": allow}},
+	{"a connect", "connect", args(3, 4096, 16), map[string]action{"asks": ask, "asks-named": ask, "udp-unix-listen-asks": ask, "": allow}},
 	{"TCP", "socket", args(2, 1, 0), always(allow)},
 	{"TCP by its number", "socket", args(2, 1, 6), always(allow)},
 	{"TCP over IPv6", "socket", args(10, 1, 0), always(allow)},
@@ -129,8 +130,8 @@ var expectations = []struct {
 	{"SMC as a protocol of TCP", "socket", args(2, 1, 256), always(eperm)},
 	{"SMC", "socket", args(43, 1, 0), always(eperm)},
 	{"DCCP", "socket", args(2, 6, 33), always(eperm)},
-	{"UDP", "socket", args(2, 2, 0), map[string]action{"asks": ask, "udp": allow, "udp-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
-	{"UDP over IPv6, non-blocking", "socket", args(10, 2|0x800, 17), map[string]action{"asks": ask, "udp": allow, "udp-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
+	{"UDP", "socket", args(2, 2, 0), map[string]action{"asks": ask, "asks-named": ask, "udp": allow, "udp-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
+	{"UDP over IPv6, non-blocking", "socket", args(10, 2|0x800, 17), map[string]action{"asks": ask, "asks-named": ask, "udp": allow, "udp-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
 	{"UDP-Lite", "socket", args(2, 2, 136), always(eperm)},
 	{"ping", "socket", args(2, 2, 1), always(eperm)},
 	{"ping over IPv6", "socket", args(10, 2, 58), always(eperm)},
@@ -152,9 +153,9 @@ var expectations = []struct {
 	{"netfilter netlink", "socket", args(16, 3, 12), always(eperm)},
 	{"audit netlink", "socket", args(16, 3, 9), always(eperm)},
 	{"uevent netlink", "socket", args(16, 2, 15), always(eperm)},
-	{"unix stream", "socket", args(1, 1, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
+	{"unix stream", "socket", args(1, 1, 0), map[string]action{"asks-named": allow, "unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
 	{"unix datagram", "socket", args(1, 2|0x80000, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
-	{"unix seqpacket", "socket", args(1, 5, 0), map[string]action{"unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
+	{"unix seqpacket", "socket", args(1, 5, 0), map[string]action{"asks-named": allow, "unix-listen": allow, "udp-unix-listen": allow, "udp-unix-listen-asks": allow, "": eperm}},
 	{"unix raw", "socket", args(1, 3, 0), always(eperm)},
 	{"a high bit in the family", "socket", args(1<<32|2, 1, 0), always(allow)},
 	{"a high bit in MPTCP", "socket", args(2, 1, 1<<32|262), always(eperm)},
@@ -167,7 +168,7 @@ var expectations = []struct {
 	{"a pair of raws", "socketpair", args(1, 3, 0), always(eperm)},
 	{"a pair of TIPC", "socketpair", args(30, 1, 0), always(eperm)},
 
-	{"listen", "listen", args(3, 128), map[string]action{"strict": eperm, "udp": eperm, "asks": eperm, "": allow}},
+	{"listen", "listen", args(3, 128), map[string]action{"strict": eperm, "udp": eperm, "asks": eperm, "asks-named": eperm, "": allow}},
 
 	{"send", "sendto", args(3, 0x1000, 10, 0x4000), always(allow)}, // MSG_NOSIGNAL
 	{"Fast Open", "sendto", args(3, 0x1000, 10, 0x20000000), always(eperm)},
@@ -279,7 +280,7 @@ func always(a action) map[string]action { return map[string]action{"": a} }
 
 // whereAsked is an action of the variants that ask; the others allow.
 func whereAsked(a action) map[string]action {
-	return map[string]action{"asks": a, "udp-unix-listen-asks": a, "": allow}
+	return map[string]action{"asks": a, "asks-named": a, "udp-unix-listen-asks": a, "": allow}
 }
 
 // refused are the calls that no argument makes allowed.
@@ -517,6 +518,8 @@ func TestVariantOf(t *testing.T) {
 		{plan, variant{}},
 		{plan.WithConnectTCP(443), variant{}},
 		{plan.WithDestinations(netip.MustParseAddrPort("127.0.0.1:443")), variant{asks: true}},
+		{plan.WithUnixDestinations("/run/a.sock"), variant{asks: true, named: true}},
+		{plan.WithUnixDestinations("/run/a.sock").WithUnixSockets(domain.UnixSocketsOwn), variant{unix: true, listen: true, asks: true}},
 		{plan.WithWaivers(domain.Properties()...), variant{}},
 		{plan.WithUDP(true), variant{udp: true}},
 		{plan.WithBindTCP(8080), variant{listen: true}},

@@ -26,6 +26,9 @@ import (
 // and the child's Landlock domain decides. So a supervisor only ever adds to what
 // is allowed, and one that is gone adds nothing: the calls fail with ENOSYS.
 //
+// Where unix sockets may be made for the sake of some that are named, no connect
+// goes on in the kernel, see [Grants].
+//
 // It also counts what the child is refused, for [Supervisor.Refused].
 //
 // A socket's other ways to a destination stay what the filter and Landlock make
@@ -44,11 +47,13 @@ type Supervisor struct {
 	closed   chan struct{}
 	closeErr error
 
-	mu sync.Mutex
+	mu      sync.Mutex
+	running bool
 	// What a connect may wait in for long: the child's socket, while it is being
 	// connected, and the thread, while it closes its duplicate.
 	open    map[int]struct{}
 	letting map[int]struct{}
+	waiting map[int]int // descriptors that wait for a unix socket, and their threads
 }
 
 // maxConnects is how many connects of one tree are made at a time. More than that
@@ -59,6 +64,12 @@ const maxConnects = 64
 type Grants struct {
 	// Destinations are connected to by the supervisor.
 	Destinations []netip.AddrPort
+	// Sockets are connected to by the supervisor, which closes them in the end.
+	Sockets []*Socket
+	// All says that no connect may go on in the kernel, because the child can make
+	// unix sockets that the kernel would let it connect: what is granted is connected
+	// by the supervisor, and everything else refused. See [AnswersAll].
+	All bool
 	// Denied says whether the kernel refuses a connect of a TCP socket to that port
 	// of what is no destination; nil for never. It is for telling of refusals.
 	Denied func(port uint16) bool
@@ -72,15 +83,54 @@ func NewSupervisor(listener int, grants Grants) (*Supervisor, error) {
 	}
 	return &Supervisor{
 		listener: os.NewFile(uintptr(listener), "seccomp listener"), grants: grants,
-		slots: make(chan struct{}, maxConnects), closed: make(chan struct{}), open: map[int]struct{}{}, letting: map[int]struct{}{},
+		slots: make(chan struct{}, maxConnects), closed: make(chan struct{}), open: map[int]struct{}{}, letting: map[int]struct{}{}, waiting: map[int]int{},
 	}, nil
+}
+
+// Socket is a unix socket that a plan grants, held open, so that it stays the same
+// one whatever becomes of its path.
+type Socket struct {
+	file     *os.File
+	dev, ino uint64
+}
+
+// OpenSocket opens the socket at a path, which must have no symbolic link in it. The
+// caller closes it, unless a supervisor gets it.
+func OpenSocket(path string) (*Socket, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err != nil {
+		return nil, &os.PathError{Op: "openat2", Path: path, Err: err}
+	}
+	s := &Socket{file: os.NewFile(uintptr(fd), path)}
+	var info unix.Stat_t
+	err = unix.Fstat(fd, &info)
+	if err == nil && info.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		err = unix.ENOTSOCK
+	}
+	if err != nil {
+		return nil, errors.Join(&os.PathError{Op: "look at", Path: path, Err: err}, s.Close())
+	}
+	s.dev, s.ino = info.Dev, info.Ino
+	return s, nil
+}
+
+// Close closes the socket. Closing twice is no error.
+func (s *Socket) Close() error {
+	if err := s.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // Run answers until nothing of the tree is left, or Close. Connects that are
 // still being made then fail, and it returns when there is none any more.
 func (s *Supervisor) Run(ctx context.Context) error {
+	s.mu.Lock()
+	s.running = true
+	s.mu.Unlock()
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() }) // whose error the caller's Close gives again
 	defer stop()
+	defer s.letGoOfSockets()
 	defer s.endConnects()
 	conn, err := s.listener.SyscallConn()
 	if err != nil {
@@ -147,8 +197,20 @@ func (s *Supervisor) Close() error {
 	s.closing.Do(func() {
 		close(s.closed)
 		s.closeErr = s.listener.Close()
+		s.mu.Lock()
+		running := s.running
+		s.mu.Unlock()
+		if !running {
+			s.letGoOfSockets()
+		}
 	})
 	return s.closeErr
+}
+
+func (s *Supervisor) letGoOfSockets() {
+	for _, socket := range s.grants.Sockets {
+		_ = socket.Close() // nothing was written
+	}
 }
 
 // again is how often connects are told to end: what they are told may be lost, if
@@ -181,6 +243,13 @@ func (s *Supervisor) interruptConnects() {
 	for fd := range s.open {
 		_ = unix.Shutdown(fd, unix.SHUT_RDWR) // ENOTCONN for one that is not connected
 	}
+	for fd, tid := range s.waiting {
+		// See connectUnix. There is no connecting by a descriptor of this kind.
+		if len(s.grants.Sockets) > 0 {
+			_ = unix.Dup3(int(s.grants.Sockets[0].file.Fd()), fd, unix.O_CLOEXEC)
+		}
+		_ = unix.Tgkill(os.Getpid(), tid, unix.SIGURG)
+	}
 	for tid := range s.letting {
 		// A signal that Go's runtime uses itself, and takes for nothing when it
 		// has not sent it.
@@ -194,9 +263,12 @@ func (s *Supervisor) answer(n *notification) error {
 		s.refusals.add(domain.NetworkUDP, "")
 		return s.respond(n.fail(unix.EPERM)) // as the filter refuses other sockets
 	}
-	to, at := s.address(n)
+	address := s.address(n)
+	to, at := addressOf(address)
 	granted := slices.Contains(s.grants.Destinations, at)
-	if to == nil || !granted && (s.grants.Denied == nil || !s.grants.Denied(at.Port())) {
+	denied := to != nil && !granted && s.grants.Denied != nil && s.grants.Denied(at.Port())
+	named := len(s.grants.Sockets) > 0 && familyOf(address) == unix.AF_UNIX
+	if !s.grants.All && !granted && !denied && !named {
 		return s.respond(n.goOn())
 	}
 	select {
@@ -208,27 +280,65 @@ func (s *Supervisor) answer(n *notification) error {
 	s.connects.Go(func() {
 		defer func() { <-s.slots }()
 		// Whoever asked may be gone, and then nobody waits.
-		if granted {
-			_ = s.respond(asked.fail(s.connect(&asked, to)))
-			return
-		}
-		if s.isRefused(&asked) {
-			s.refusals.add(domain.NetworkTCP, at.String())
-		}
-		_ = s.respond(asked.goOn())
+		_ = s.respond(s.decide(&asked, address))
 	})
 	return nil
 }
 
-// isRefused reports whether a connect that the child's Landlock domain denies is
-// one of a TCP socket, and of a caller that still waits.
-func (s *Supervisor) isRefused(n *notification) bool {
+// decide says what becomes of a connect to an address that was copied, and connects
+// the child's socket if that is it.
+func (s *Supervisor) decide(n *notification, address []byte) response {
 	fd, err := s.duplicate(n)
-	if err != nil {
-		return false
+	switch {
+	case err != nil && s.grants.All:
+		return n.fail(err)
+	case err != nil:
+		return n.goOn()
 	}
 	defer s.letGo(fd)
-	return isTCP(fd) == nil
+	otherwise := n.goOn
+	if s.grants.All {
+		// What the kernel looks at is not what was looked at here: another thread of
+		// the child may have written another address since, or have put another
+		// socket in the place of this one.
+		otherwise = func() response { return n.fail(unix.EACCES) }
+	}
+	to, at := addressOf(address)
+	switch k := kindOf(fd); {
+	case k == tcp && slices.Contains(s.grants.Destinations, at):
+		return n.fail(s.connecting(fd, func() error { return finished(fd, unix.Connect(fd, to)) }))
+	case k == tcp && to != nil && s.grants.Denied != nil && s.grants.Denied(at.Port()):
+		s.refusals.add(domain.NetworkTCP, at.String())
+		return otherwise()
+	case k == stream && familyOf(address) == unix.AF_UNIX:
+		return s.decideUnix(n, fd, address, otherwise)
+	case s.grants.All && (k == tcp || k == udp):
+		// A port that is granted on every host, UDP, or the end of a connection.
+		return n.fail(s.connecting(fd, func() error { return finished(fd, connectAs(fd, address)) }))
+	case s.grants.All && k == noSocket:
+		return n.fail(unix.ENOTSOCK)
+	}
+	return otherwise()
+}
+
+// decideUnix is decide for a unix socket that connects.
+func (s *Supervisor) decideUnix(n *notification, fd int, address []byte, otherwise func() response) response {
+	name, abstract := unixName(address)
+	var info unix.Stat_t
+	there := !abstract && s.look(n, name, &info)
+	for _, socket := range s.grants.Sockets {
+		if there && info.Dev == socket.dev && info.Ino == socket.ino {
+			return n.fail(s.connectUnix(fd, socket))
+		}
+	}
+	// Of what is not there nobody is told: C libraries look for services like that.
+	if s.grants.All && (abstract || there && info.Mode&unix.S_IFMT == unix.S_IFSOCK) {
+		if abstract {
+			name = "@" + name
+		}
+		s.refusals.add(domain.NetworkUnix, strings.ToValidUTF8(name, "\uFFFD"))
+	}
+	return otherwise()
 }
 
 // Refused lists what the child was refused so far, each destination once, in the
@@ -273,16 +383,9 @@ func (r *refusals) list() []domain.Refusal {
 	return list
 }
 
-// connect connects the child's socket.
-func (s *Supervisor) connect(n *notification, to unix.Sockaddr) error {
-	fd, err := s.duplicate(n)
-	if err != nil {
-		return err
-	}
-	defer s.letGo(fd)
-	if err := isTCP(fd); err != nil {
-		return err
-	}
+// connecting connects the child's socket, such that the end of the supervisor ends
+// it.
+func (s *Supervisor) connecting(fd int, connect func() error) error {
 	s.mu.Lock()
 	s.open[fd] = struct{}{}
 	s.mu.Unlock()
@@ -294,7 +397,62 @@ func (s *Supervisor) connect(n *notification, to unix.Sockaddr) error {
 	if s.isClosed() {
 		return unix.EACCES
 	}
-	return connect(fd, to)
+	return connect()
+}
+
+// connectUnix connects the child's socket to a granted one: to that very file, that
+// was opened for the plan, whatever stands in its place by now. So the path that led
+// here decides nothing but which of them.
+//
+// It waits while the other side has as many connections as it takes. Nothing but the
+// other side ends that: not what is done to the child's socket, and no signal, for
+// after a handler the kernel begins the same call again. So whoever wants it to end
+// puts something else in the place of the descriptor, and then sends a signal.
+func (s *Supervisor) connectUnix(fd int, socket *Socket) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread() //nolint:forbidigo // this thread is not restricted
+	s.mu.Lock()
+	s.waiting[fd] = unix.Gettid()
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.waiting, fd)
+	}()
+	if s.isClosed() {
+		return unix.EACCES
+	}
+	for {
+		err := unix.Connect(fd, &unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(int(socket.file.Fd()))})
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// look looks at what the child's path leads to, and reports whether it leads anywhere, as the child's own look would: from
+// its working directory, and through links. It has the root of the supervisor: no
+// child can change its own. Only a granted socket comes of it, so magic links, which
+// lead to what the supervisor has open, are of no use, and refused.
+func (s *Supervisor) look(n *notification, name string, info *unix.Stat_t) bool {
+	from := unix.AT_FDCWD
+	if !strings.HasPrefix(name, "/") {
+		var err error
+		from, err = unix.Open("/proc/"+strconv.Itoa(int(n.tid))+"/cwd", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil || s.stillValid(n) != nil {
+			if err == nil {
+				_ = unix.Close(from)
+			}
+			return false
+		}
+		defer unix.Close(from)
+	}
+	fd, err := unix.Openat2(from, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return unix.Fstat(fd, info) == nil
 }
 
 // letGo closes a duplicate. If the child has closed its own meanwhile, this is
@@ -329,36 +487,58 @@ func (s *Supervisor) respond(r response) error {
 	return sent
 }
 
-// maxAddress is the longest address that is looked at: that of IPv6.
-const maxAddress = unix.SizeofSockaddrInet6
+// maxAddress is the longest address that is looked at: that of a unix socket.
+const maxAddress = unix.SizeofSockaddrUnix
 
 // address copies the address that the child wants to connect to; nil if it is none
-// of IP.
-func (s *Supervisor) address(n *notification) (unix.Sockaddr, netip.AddrPort) {
-	buf := make([]byte, maxAddress)
+// that anything here could be.
+func (s *Supervisor) address(n *notification) []byte {
 	size := int(uint32(n.args[2]))
-	if size < unix.SizeofSockaddrInet4 || size > 128 { // struct sockaddr_storage
-		return nil, netip.AddrPort{}
+	if size < 2 || size > 128 { // struct sockaddr_storage
+		return nil
 	}
-	buf = buf[:min(size, maxAddress)]
+	buf := make([]byte, min(size, maxAddress))
 	local := []unix.Iovec{{Base: &buf[0]}}
 	local[0].SetLen(len(buf))
 	remote := []unix.RemoteIovec{{Base: uintptr(n.args[1]), Len: len(buf)}}
 	if count, err := unix.ProcessVMReadv(int(n.tid), local, remote, 0); err != nil || count != len(buf) {
-		return nil, netip.AddrPort{}
+		return nil
 	}
-	return addressOf(buf)
+	return buf
+}
+
+func familyOf(address []byte) uint16 {
+	if len(address) < 2 {
+		return unix.AF_UNSPEC
+	}
+	return binary.NativeEndian.Uint16(address)
+}
+
+// unixName returns the path of a unix socket's address, or its abstract name
+// (unix(7)): a path ends with the address, or with a NUL before.
+func unixName(address []byte) (name string, abstract bool) {
+	if len(address) == 2 {
+		return "", true // no name at all
+	}
+	if name := address[2:]; name[0] == 0 {
+		return string(name[1:]), true
+	}
+	name, _, _ = strings.Cut(string(address[2:]), "\x00")
+	return name, false
 }
 
 // addressOf reads a struct sockaddr_in or sockaddr_in6; nil for another one.
 func addressOf(buf []byte) (unix.Sockaddr, netip.AddrPort) {
+	if len(buf) < unix.SizeofSockaddrInet4 {
+		return nil, netip.AddrPort{}
+	}
 	port := binary.BigEndian.Uint16(buf[2:])
-	switch binary.NativeEndian.Uint16(buf) {
+	switch familyOf(buf) {
 	case unix.AF_INET:
 		to := &unix.SockaddrInet4{Port: int(port), Addr: [4]byte(buf[4:8])}
 		return to, netip.AddrPortFrom(netip.AddrFrom4(to.Addr), port)
 	case unix.AF_INET6:
-		if len(buf) < maxAddress {
+		if len(buf) < unix.SizeofSockaddrInet6 {
 			break
 		}
 		// Without its zone: no destination has one.
@@ -384,13 +564,33 @@ func (s *Supervisor) duplicate(n *notification) (int, error) {
 	return unix.PidfdGetfd(pidfd, int(int32(n.args[0])), 0)
 }
 
-func isTCP(fd int) error {
+// kind is what connects differently.
+type kind int
+
+const (
+	noSocket kind = iota
+	other         // another socket
+	tcp           // over IPv4 or IPv6
+	udp           // the same
+	stream        // a unix socket that connects: a stream, or sequenced packets
+)
+
+func kindOf(fd int) kind {
 	domain, err1 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	protocol, err2 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-	if errors.Join(err1, err2) != nil || domain != unix.AF_INET && domain != unix.AF_INET6 || protocol != unix.IPPROTO_TCP {
-		return unix.EACCES
+	typ, err3 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	ip := domain == unix.AF_INET || domain == unix.AF_INET6
+	switch {
+	case errors.Join(err1, err2, err3) != nil:
+		return noSocket
+	case ip && protocol == unix.IPPROTO_TCP:
+		return tcp
+	case ip && protocol == unix.IPPROTO_UDP:
+		return udp
+	case domain == unix.AF_UNIX && (typ == unix.SOCK_STREAM || typ == unix.SOCK_SEQPACKET):
+		return stream
 	}
-	return nil
+	return other
 }
 
 func (s *Supervisor) stillValid(n *notification) error {
@@ -429,9 +629,9 @@ func openThread(tid int) (int, error) {
 	return -1, unix.ESRCH
 }
 
-// connect connects the socket, and waits as long as the socket's own flags say.
-func connect(fd int, to unix.Sockaddr) error {
-	err := unix.Connect(fd, to)
+// finished returns what becomes of a connect that returned an error or nil, and waits
+// as long as the socket's own flags say.
+func finished(fd int, err error) error {
 	if !errors.Is(err, unix.EINTR) {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -24,9 +25,24 @@ import (
 // asks a supervisor for the destinations. It returns what Run returned.
 func supervised(t testing.TB, destinations []netip.AddrPort, f func(s *Supervisor)) error {
 	t.Helper()
+	return supervisedUnder(t, plan.WithDestinations(destinations...), f)
+}
+
+// supervisedUnder is supervised for any plan, but that no port is granted by Landlock.
+func supervisedUnder(t testing.TB, plan domain.SandboxPlan, f func(s *Supervisor)) error {
+	t.Helper()
 	testkit.RequireLandlock(t, 4)
-	filter, err := For(plan.WithDestinations(destinations...))
+	filter, err := For(plan)
 	require.NoError(t, err)
+	grants := Grants{
+		Destinations: plan.Destinations(), All: AnswersAll(plan),
+		Denied: func(port uint16) bool { return !slices.Contains(plan.ConnectTCP(), port) },
+	}
+	for _, path := range plan.UnixDestinations() {
+		socket, err := OpenSocket(path)
+		require.NoError(t, err)
+		grants.Sockets = append(grants.Sockets, socket)
+	}
 	ruleset, _, err := landlock.Config{HandledAccessNet: ll.AccessNetConnectTCP}.NewRulesetFD()
 	require.NoError(t, err)
 	defer unix.Close(ruleset)
@@ -42,7 +58,7 @@ func supervised(t testing.TB, destinations []netip.AddrPort, f func(s *Superviso
 		if err != nil {
 			return err
 		}
-		s, err := NewSupervisor(listener, Grants{Destinations: destinations, Denied: func(uint16) bool { return true }})
+		s, err := NewSupervisor(listener, grants)
 		if err != nil {
 			return err
 		}
@@ -296,7 +312,7 @@ func TestAConnectThatBeginsLateIsEnded(t *testing.T) {
 	s.connects.Go(func() {
 		<-s.closed
 		time.Sleep(50 * time.Millisecond)
-		got = connect(fd, sockaddr(to))
+		got = finished(fd, unix.Connect(fd, sockaddr(to)))
 	})
 	endsSoon(t, s)
 	require.Error(t, got)

@@ -19,8 +19,19 @@ func NewSupervisor(int, Grants) (*Supervisor, error) { return nil, errors.New(mi
 // Grants is what a supervisor knows of a plan.
 type Grants struct {
 	Destinations []netip.AddrPort
+	Sockets      []*Socket
+	All          bool
 	Denied       func(port uint16) bool
 }
+
+// Socket is a unix socket that a plan grants.
+type Socket struct{}
+
+// OpenSocket fails.
+func OpenSocket(string) (*Socket, error) { return nil, errors.New(missing()) }
+
+// Close does nothing.
+func (*Socket) Close() error { return nil }
 
 // Refused returns nothing.
 func (*Supervisor) Refused() []domain.Refusal { return nil }

@@ -2,10 +2,13 @@ package e2e
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -100,6 +103,68 @@ func TestARefusedConnectionIsAnEvent(t *testing.T) {
 			}
 			require.Contains(t, denials[0].Message, "the sandbox refused a connection to tcp:"+address+": the plan denies to connect")
 			require.Contains(t, denials[0].Message, "to allow it, grant TCP to "+address)
+		})
+	}
+}
+
+// A unix socket that is named is reached by the agent's programs, and the one beside
+// it is not, which is told.
+func TestAUnixDestinationOfASession(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	if _, err := exec.LookPath("curl"); err != nil {
+		t.Skip("curl is missing; the escape kit makes the same attempts without it")
+	}
+	for _, agent := range agents {
+		t.Run(string(agent), func(t *testing.T) {
+			testkit.NoLeaks(t)
+			dir, err := os.MkdirTemp("", "u") //nolint:usetesting // a path of a socket is short
+			require.NoError(t, err)
+			defer func() { require.NoError(t, os.RemoveAll(dir)) }()
+			dir, err = filepath.EvalSymlinks(dir)
+			require.NoError(t, err)
+			for _, name := range []string{"granted", "other"} {
+				l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, name))
+				require.NoError(t, err)
+				server := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "from "+name) })}}
+				server.Start()
+				defer server.Close()
+			}
+			ask := func(name string) string {
+				return "curl -sSv --unix-socket " + filepath.Join(dir, name) + " http://host/"
+			}
+			out, err := exec.CommandContext(t.Context(), "sh", "-c", ask("other")).CombinedOutput()
+			require.NoError(t, err, "the companion")
+			require.Contains(t, string(out), "from other")
+			s := newStage(t, agent)
+			session := s.open(t, application.OpenRequest{Policy: application.Policy{UnixDestinations: []string{filepath.Join(dir, "granted")}}})
+			require.Equal(t, []string{filepath.Join(dir, "granted")}, session.Plan().UnixDestinations())
+			for range 2 { // every turn opens it anew
+				turn, err := session.Send(t.Context(), fakecli.Script("sh "+ask("granted"), "sh "+ask("other")))
+				require.NoError(t, err)
+				var results []domain.ToolResult
+				var denials []domain.Notice
+				for e, err := range turn.Events() {
+					require.NoError(t, err)
+					switch r := e.Reply.(type) {
+					case domain.SandboxApplied:
+						require.Equal(t, session.Plan().UnixDestinations(), r.Receipt.UnixDestinations)
+						require.Contains(t, r.Receipt.InState(domain.StateEnforced), domain.PropertyUnixSockets)
+					case domain.ToolResult:
+						results = append(results, r)
+					case domain.Notice:
+						denials = append(denials, r)
+					default:
+					}
+				}
+				require.Len(t, results, 2)
+				require.Equal(t, domain.ToolCompleted, results[0].Status)
+				require.Contains(t, results[0].Output, "from granted")
+				require.Equal(t, domain.ToolFailed, results[1].Status)
+				require.NotContains(t, results[1].Output, "from other")
+				require.Len(t, denials, 1)
+				require.Equal(t, "unix:"+filepath.Join(dir, "other"), denials[0].Refused.Destination())
+				require.Contains(t, denials[0].Message, "to allow it, grant the unix socket "+filepath.Join(dir, "other"))
+			}
 		})
 	}
 }

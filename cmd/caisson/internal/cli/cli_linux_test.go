@@ -702,7 +702,7 @@ func TestExplain(t *testing.T) {
 	got = b.run("explain", "--connect-tcp", "81", "--output", "json", "tcp:localhost:80")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stdout, `"allowed":false`)
-	require.Contains(t, got.stdout, `"change":{"rules":[],"connect_tcp":[],"destinations":["127.0.0.1:80","[::1]:80"],"domains":[],"unix_sockets":"deny"}`)
+	require.Contains(t, got.stdout, `"change":{"rules":[],"connect_tcp":[],"destinations":["127.0.0.1:80","[::1]:80"],"domains":[],"unix_destinations":[],"unix_sockets":"deny"}`)
 	got = b.run("explain", "--connect-tcp", "81", "tcp:localhost:80")
 	require.Contains(t, got.stdout, "  would allow it   --connect 127.0.0.1:80 --connect [::1]:80\n", "it takes both")
 	got = b.run("explain", "--connect", "localhost:80", "tcp:localhost:80")

@@ -237,6 +237,9 @@ func changeFlags(c domain.Change) []string {
 	for _, d := range c.Domains {
 		flags = append(flags, "--allow-domain "+ui.Line(strconv.Quote(d.String())))
 	}
+	for _, path := range c.UnixDestinations {
+		flags = append(flags, "--connect "+ui.Line(strconv.Quote("unix:"+path)))
+	}
 	if c.UnixSockets != domain.UnixSocketsDeny {
 		flags = append(flags, "--unix-sockets "+c.UnixSockets.String())
 	}

@@ -58,7 +58,7 @@ func (f *policyFlags) add(flags *pflag.FlagSet) {
 		}
 	}
 	flags.StringArrayVar(&f.connectTCP, "connect-tcp", nil, "allow TCP connections to `PORT`, on any host")
-	flags.StringArrayVar(&f.connect, "connect", nil, "allow TCP connections to `ADDRESS:PORT` and to no other host on that port; localhost is 127.0.0.1 and ::1")
+	flags.StringArrayVar(&f.connect, "connect", nil, "allow TCP connections to `ADDRESS:PORT` and to no other host on that port (localhost is 127.0.0.1 and ::1), or to the unix socket unix:PATH")
 	flags.StringArrayVar(&f.domains, "allow-domain", nil, "allow `HOST[:PORT]` by name, through a proxy that resolves it and that programs find in HTTPS_PROXY; *.HOST for its subdomains, HOST=ADDRESS for one in a private network; port 443 and 80 by default")
 	flags.StringArrayVar(&f.bindTCP, "bind-tcp", nil, "allow to listen on TCP `PORT`")
 	flags.BoolVar(&f.udp, "udp", false, "allow UDP, to any host: what resolves names by DNS needs it")
@@ -145,6 +145,14 @@ func (f *policyFlags) policy(abs func(string) string) (application.Policy, error
 		return p, err
 	}
 	for _, s := range f.connect {
+		path, isUnix, err := domain.ParseUnixDestination(s)
+		if err != nil {
+			return p, fmt.Errorf("--connect: %w", err)
+		}
+		if isUnix {
+			p.UnixDestinations = append(p.UnixDestinations, path)
+			continue
+		}
 		ds, err := domain.ParseDestination(s)
 		if err != nil {
 			return p, fmt.Errorf("--connect: %w", err)
@@ -228,6 +236,9 @@ func (f *policyFlags) origins(p application.Policy) map[string]string {
 	}
 	for _, d := range p.Domains {
 		origins["domain "+d.String()] = "--allow-domain"
+	}
+	for _, path := range p.UnixDestinations {
+		origins[domain.UnixDestinationGrant(path)] = "--connect"
 	}
 	for _, port := range p.BindTCP {
 		origins[fmt.Sprintf("tcp bind %d", port)] = "--bind-tcp"
