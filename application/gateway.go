@@ -49,7 +49,11 @@ func (l *launch) chooseWay() error {
 	}
 	if api != nil {
 		direct := api.Direct
-		if !l.req.Sandbox.off && l.apiByName(api) {
+		switch {
+		case l.req.Sandbox.off:
+		case api.ByName != nil && l.o.egress != nil:
+			direct = *api.ByName
+		case l.apiByName(api):
 			direct.ConnectTCP, direct.UDP = nil, ""
 		}
 		l.fragment = l.fragment.With(direct)

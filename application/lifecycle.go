@@ -365,6 +365,7 @@ func (l *launch) buildPlan(ctx context.Context) error {
 		plan = domain.NewSandboxPlan(presetCoding).
 			WithEnv(l.env...).WithEnv(l.fragment.Env...).
 			WithConnectTCP(l.fragment.ConnectTCP...).
+			WithEgressDomains(l.fragment.Domains...).
 			WithUDP(l.fragment.UDP != "").
 			WithWaivers(l.fragment.Waivers...).
 			WithOrigins(l.needsOrigins())
@@ -411,6 +412,9 @@ func (l *launch) needsOrigins() map[string]string {
 	origins := map[string]string{}
 	for _, port := range l.fragment.ConnectTCP {
 		origins[fmt.Sprintf("tcp connect %d", port)] = string(l.req.Agent) + ": its model API"
+	}
+	for _, d := range l.fragment.Domains {
+		origins["domain "+d.String()] = string(l.req.Agent) + ": its login"
 	}
 	if l.fragment.UDP != "" {
 		origins["udp allow"] = string(l.req.Agent) + ": " + l.fragment.UDP

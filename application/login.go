@@ -89,8 +89,9 @@ type LoginRequest struct {
 
 // OpenLogin starts an agent's own login on a terminal of its own, confined, in
 // private directories that are new and with nothing of the user's. Its workspace
-// is an empty directory, and it reaches TCP port 443 and DNS. When the program has
-// ended, [Terminal.TakeLogin] keeps what it got. The caller closes the terminal.
+// is an empty directory, and it reaches its provider, as a session with a login does.
+// When the program has ended, [Terminal.TakeLogin] keeps what it got. The caller
+// closes the terminal.
 func (o *Orchestrator) OpenLogin(ctx context.Context, req LoginRequest) (*Terminal, error) {
 	if _, err := o.loginOf(req.ID.Agent); err != nil {
 		return nil, err

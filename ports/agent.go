@@ -79,8 +79,10 @@ type SessionDirs struct {
 type PlanFragment struct {
 	Rules      []domain.PathRule
 	ConnectTCP []uint16
-	Env        []domain.EnvRule
-	Waivers    []domain.Property
+	// Domains are reached by name, through an egress proxy.
+	Domains []domain.EgressDomain
+	Env     []domain.EnvRule
+	Waivers []domain.Property
 	// UDP says why the agent needs UDP, which a plan otherwise denies: nearly
 	// always because the host of its API is a name that has to be resolved. ""
 	// means that it does not. The reason is shown with the plan and repeated in
@@ -102,6 +104,7 @@ type PlanFragment struct {
 func (f PlanFragment) With(more PlanFragment) PlanFragment {
 	f.Rules = slices.Concat(f.Rules, more.Rules)
 	f.ConnectTCP = slices.Concat(f.ConnectTCP, more.ConnectTCP)
+	f.Domains = slices.Concat(f.Domains, more.Domains)
 	f.Env = slices.Concat(f.Env, more.Env)
 	f.Waivers = slices.Concat(f.Waivers, more.Waivers)
 	f.Notes = slices.Concat(f.Notes, more.Notes)

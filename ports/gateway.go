@@ -93,6 +93,9 @@ type ModelAPI struct {
 	// Direct is what the agent needs beside to reach the API by itself, without
 	// a gateway: the port, name resolution, variables with the credential.
 	Direct PlanFragment
+	// ByName takes the place of Direct where hosts can be reached by name, through
+	// an egress proxy; nil is for Direct in any case.
+	ByName *PlanFragment
 }
 
 // Address returns the base URL as it can be shown: without user name and

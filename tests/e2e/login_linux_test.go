@@ -1,8 +1,12 @@
 package e2e
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,7 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/caisson-run/caisson/application"
+	"github.com/caisson-run/caisson/composition"
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/infrastructure/egress"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/tests/modelserver"
@@ -83,7 +89,7 @@ func TestRealCLIsWithALogin(t *testing.T) {
 			require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
 			content, token := madeUpLogin(t, a.kind, "first", time.Now().Add(8*time.Hour))
 			require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
-			c := b.compose(t)
+			c := b.compose(t, noNames())
 			kept, err := c.Orchestrator.ImportLogin(t.Context(), ports.LoginID{Agent: a.kind}, file)
 			require.NoError(t, err)
 			require.WithinDuration(t, time.Now().Add(8*time.Hour), kept.Expires, time.Minute)
@@ -98,13 +104,17 @@ func TestRealCLIsWithALogin(t *testing.T) {
 			})
 			require.NoError(t, err)
 			b.ports, b.destinations = session.Plan().ConnectTCP(), session.Plan().ReachableDestinations()
-			require.ElementsMatch(t, []uint16{b.model.Port(), 443}, b.ports)
+			require.Equal(t, []uint16{b.model.Port()}, b.ports, "the API, which has no name here")
+			renewal := map[domain.AgentKind]string{domain.AgentClaude: "platform.claude.com:443", domain.AgentCodex: "auth.openai.com:443"}[a.kind]
+			require.Equal(t, renewal, fmt.Sprint(session.Plan().EgressDomains()[0]))
+			require.Len(t, session.Plan().EgressDomains(), 1)
+			require.False(t, session.Plan().UDP())
 			events, final := b.turn(t, session, "Run a tool.")
 			require.Equal(t, domain.OutcomeCompleted, final.Outcome, "%+v", final.Error)
 			require.Equal(t, "Done.", final.Text)
 			notes := strings.Join(realReceipt(t, events).Agent, "\n")
 			require.Contains(t, notes, `it holds the login "default"`)
-			require.Contains(t, notes, "TCP port 443 of any host is open")
+			require.Contains(t, notes, "its login is renewed at")
 			requests := b.model.Requests()
 			require.NotEmpty(t, requests)
 			for _, r := range requests {
@@ -121,6 +131,14 @@ func TestRealCLIsWithALogin(t *testing.T) {
 			require.Equal(t, content, fileText(t, file), "the user's own is as it was")
 		})
 	}
+}
+
+// noNames is an egress proxy for which no name leads anywhere, so that a test
+// contacts nobody.
+func noNames() composition.Option {
+	return composition.WithEgressProxy(egress.New(egress.WithResolver(func(context.Context, string) ([]netip.Addr, error) {
+		return nil, errors.New("there are no names in a test")
+	})))
 }
 
 // filesNamed returns the paths below a directory with that last part.
@@ -388,10 +406,59 @@ func TestWhatIsRefusedWithALogin(t *testing.T) {
 		// A preview says what would be.
 		preview, err := s.Orchestrator.Plan(t.Context(), application.OpenRequest{Agent: s.agent, Workspace: s.workspace, Login: application.DefaultLogin})
 		require.NoError(t, err)
-		require.Contains(t, preview.Plan.ConnectTCP(), uint16(443))
+		require.Empty(t, preview.Plan.ConnectTCP())
+		require.Equal(t, map[domain.AgentKind]string{
+			domain.AgentClaude: "[api.anthropic.com:443 platform.claude.com:443]", domain.AgentCodex: "[auth.openai.com:443 chatgpt.com:443]",
+		}[s.agent], fmt.Sprint(preview.Plan.EgressDomains()))
+		require.False(t, preview.Plan.UDP())
 		require.Contains(t, strings.Join(preview.Notes, "\n"), "holds the login")
 		require.NoError(t, s.Orchestrator.ForgetLogin(t.Context(), ports.LoginID{Agent: s.agent}))
 		require.ErrorContains(t, s.Orchestrator.ForgetLogin(t.Context(), ports.LoginID{Agent: s.agent}), "none is kept")
 		require.ErrorContains(t, open(login), "none is kept")
 	})
+}
+
+// A login that has expired is renewed by the agent itself, by name, through the
+// proxy: nothing else leads out of the sandbox.
+func TestRealCLIsRenewTheirLoginByName(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	for i, a := range realAgents() {
+		t.Run(string(a.kind), func(t *testing.T) {
+			testkit.NoLeaks(t)
+			b := newRealBench(t, a, a.program(t))
+			delete(b.env, []string{"ANTHROPIC", "OPENAI"}[i]+"_API_KEY")
+			file := filepath.Join(b.dir(t, "seed"), "login.json")
+			content, token := madeUpLogin(t, a.kind, "stale", time.Now().Add(-time.Hour))
+			require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+			c := b.compose(t, noNames())
+			_, err := c.Orchestrator.ImportLogin(t.Context(), ports.LoginID{Agent: a.kind}, file)
+			require.NoError(t, err)
+			kept := filepath.Join(b.root, "state", "logins", string(a.kind), "default.json")
+			before := fileText(t, kept)
+			b.model.Enqueue(modelserver.Reply{Text: "Done.", Repeat: true})
+			session, err := c.Orchestrator.Open(t.Context(), application.OpenRequest{
+				Agent: a.kind, AgentBin: b.binary, Workspace: b.workspace, Model: a.model, Login: application.DefaultLogin,
+				Policy: application.Policy{Limits: domain.Limits{WallClock: time.Minute}},
+			})
+			require.NoError(t, err)
+			turn, err := session.Send(t.Context(), "hi")
+			require.NoError(t, err)
+			var asked []string
+			for e, err := range turn.Events() {
+				require.NoError(t, err)
+				if n, ok := e.Reply.(domain.Notice); ok {
+					asked = append(asked, n.Message)
+				}
+				if f, ok := e.Reply.(domain.Final); ok {
+					t.Logf("%s %+v", f.Outcome, f.Error)
+				}
+			}
+			require.Contains(t, strings.Join(asked, "\n"), map[domain.AgentKind]string{
+				domain.AgentClaude: "platform.claude.com", domain.AgentCodex: "auth.openai.com",
+			}[a.kind])
+			require.NotContains(t, strings.Join(asked, "\n"), token)
+			require.NoError(t, session.Close(t.Context()))
+			require.Equal(t, before, fileText(t, kept), "what could not be renewed stays as it was")
+		})
+	}
 }

@@ -66,13 +66,18 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, surroundi
 			{Name: envBaseURL, Value: base, Literal: true, Secret: secret, Why: why},
 		},
 	}
+	var byName *ports.PlanFragment
 	if install.OwnLogin {
-		direct = loginNeeds(direct)
+		var named ports.PlanFragment
+		if named, direct, err = loginNeeds(host, port, direct); err != nil {
+			return ports.PlanFragment{}, err
+		}
+		byName = &named
 	}
 	need := ports.PlanFragment{
 		ModelAPI: &ports.ModelAPI{
 			BaseURL: base, Dialect: ports.DialectAnthropic, Routes: routes, Credentials: credentials,
-			BaseURLEnv: envBaseURL, Direct: direct,
+			BaseURLEnv: envBaseURL, Direct: direct, ByName: byName,
 		},
 		Env: []domain.EnvRule{
 			{Name: "ANTHROPIC_MODEL", Why: why},

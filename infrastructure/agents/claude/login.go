@@ -32,18 +32,17 @@ func (*Adapter) LoginFormat() ports.LoginFormat {
 const loginHost = "platform.claude.com"
 
 // loginNeeds is what Claude Code needs to reach the API with a login of its own:
-// the host that renews the login too, and none of the variables with a credential,
-// which would come before it.
-func loginNeeds(direct ports.PlanFragment) ports.PlanFragment {
-	direct.Env = slices.DeleteFunc(slices.Clone(direct.Env), func(e domain.EnvRule) bool {
+// of what it needs with a key, not the variables with a credential, which would
+// come before it.
+func loginNeeds(host string, port uint16, key ports.PlanFragment) (byName, direct ports.PlanFragment, err error) {
+	if byName, direct, err = lookup.LoginNeeds(domain.AgentClaude, host, port, loginHost); err != nil {
+		return byName, direct, err
+	}
+	env := slices.DeleteFunc(slices.Clone(key.Env), func(e domain.EnvRule) bool {
 		return slices.ContainsFunc(credentials, func(c ports.APICredential) bool { return c.Env == e.Name })
 	})
-	if !slices.Contains(direct.ConnectTCP, 443) {
-		direct.ConnectTCP = append(slices.Clone(direct.ConnectTCP), 443)
-	}
-	direct.UDP = lookup.WhyUDP(loginHost)
-	direct.Notes = append(slices.Clone(direct.Notes), "claude: TCP port 443 of any host is open, because the login is renewed at "+loginHost)
-	return direct
+	byName.Env, direct.Env = env, env
+	return byName, direct, nil
 }
 
 // LogIn returns the line of "claude auth login", which prints an address to open

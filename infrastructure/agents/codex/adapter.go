@@ -178,13 +178,18 @@ func (*Adapter) Needs(install ports.AgentInstall, _ ports.SessionDirs, _ ports.H
 		return ports.PlanFragment{}, err
 	}
 	direct := keyNeeds(host, port)
+	var byName *ports.PlanFragment
 	if install.OwnLogin {
-		direct = loginNeeds(port)
+		var named ports.PlanFragment
+		if named, direct, err = lookup.LoginNeeds(domain.AgentCodex, host, port, loginHost); err != nil {
+			return ports.PlanFragment{}, err
+		}
+		byName = &named
 	}
 	f := ports.PlanFragment{
 		ModelAPI: &ports.ModelAPI{
 			BaseURL: base, Dialect: ports.DialectOpenAI, Routes: routes, Credentials: credentials,
-			Direct: direct,
+			Direct: direct, ByName: byName,
 		},
 		Notes: []string{
 			"codex: its inner sandbox (bubblewrap) is off, since it cannot mount inside this one; its permission profile leaves the file system to this sandbox, and its seccomp filter leaves tools no sockets but unix ones",

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/caisson-run/caisson/domain"
-	"github.com/caisson-run/caisson/infrastructure/agents/lookup"
 	"github.com/caisson-run/caisson/ports"
 )
 
@@ -31,19 +30,6 @@ func (*Adapter) LoginFormat() ports.LoginFormat {
 		Account: []string{"tokens.account_id"},
 		Expires: "tokens.access_token",
 	}
-}
-
-// loginNeeds is what Codex needs to reach the API with a login of its own: the
-// host that renews the login too, and no variable with a key.
-func loginNeeds(port uint16) ports.PlanFragment {
-	f := ports.PlanFragment{
-		ConnectTCP: []uint16{port}, UDP: lookup.WhyUDP(loginHost),
-		Notes: []string{"codex: TCP port 443 of any host is open, because the login is renewed at " + loginHost},
-	}
-	if port != 443 {
-		f.ConnectTCP = append(f.ConnectTCP, 443)
-	}
-	return f
 }
 
 // LogIn returns the line of "codex login --device-auth", which prints an address

@@ -1,0 +1,196 @@
+package application_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/caisson-run/caisson/application"
+	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/ports"
+	"github.com/caisson-run/caisson/ports/portstest"
+)
+
+// loginAgent is an agent that can hold a login.
+type loginAgent struct{ portstest.FakeAgent }
+
+func (loginAgent) LoginFormat() ports.LoginFormat { return ports.LoginFormat{File: "auth.json"} }
+
+func (a loginAgent) LogIn(turn ports.TurnRequest) (domain.SpawnLine, error) { return a.Command(turn) }
+
+// fakeLogins lends one login and may fail at will.
+type fakeLogins struct {
+	ports.LoginStore // nil: the rest is not called
+	mu               sync.Mutex
+	calls            []string
+	lend, back       error
+	ret              ports.LoginReturn
+}
+
+func (f *fakeLogins) call(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, name)
+}
+
+func (f *fakeLogins) set(lend, back error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lend, f.back, f.calls = lend, back, nil
+}
+
+func (f *fakeLogins) Dir() string { return "/nonexistent/logins" }
+
+func (f *fakeLogins) Login(_ context.Context, id ports.LoginID, _ ports.LoginFormat) (ports.Login, error) {
+	return ports.Login{ID: id}, nil
+}
+
+func (f *fakeLogins) Lend(context.Context, ports.LoginID, ports.LoginFormat, ports.SessionDirs) ([]string, error) {
+	f.call("lend")
+	return []string{"a secret of the login"}, f.lend
+}
+
+func (f *fakeLogins) Return(context.Context, ports.LoginFormat, ports.SessionDirs) (ports.LoginReturn, error) {
+	f.call("return")
+	return f.ret, f.back
+}
+
+// loginRig is a rig whose agent can hold a login.
+func loginRig(t *testing.T, change ...func(*application.Config)) (*rig, *fakeLogins, application.OpenRequest) {
+	t.Helper()
+	logins := &fakeLogins{}
+	api := modelAPI()
+	api.BaseURL = "https://api.example/v1"
+	name, err := domain.ParseEgressDomain("api.example:443")
+	require.NoError(t, err)
+	api.ByName = &ports.PlanFragment{Domains: []domain.EgressDomain{name}, Notes: []string{"by name"}}
+	r, _ := gatedRig(t, append([]func(*application.Config){func(c *application.Config) {
+		c.Logins = logins
+		c.Agents = []ports.AgentAdapter{
+			loginAgent{portstest.FakeAgent{AgentKind: "fake", Program: "/bin/cat", Fragment: ports.PlanFragment{ModelAPI: api}}},
+			portstest.FakeAgent{AgentKind: "plain", Program: "/bin/cat"},
+		}
+	}}, change...)...)
+	q := r.request()
+	q.Login = application.DefaultLogin
+	return r, logins, q
+}
+
+func TestALoginIsLentForATurn(t *testing.T) {
+	r, logins, q := loginRig(t)
+	s, err := r.Open(t.Context(), q)
+	require.NoError(t, err)
+	require.Empty(t, logins.calls, "not before a turn")
+	require.True(t, r.sessions.Starts()[0].Spec.Install.OwnLogin)
+	require.Contains(t, strings.Join(r.sessions.Starts()[0].Spec.Notes, "\n"), `it holds the login "default"`)
+
+	logins.ret = ports.LoginReturn{ID: ports.LoginID{Agent: "fake"}, Problem: "it is none"}
+	events := play(t, s, "say a secret of the login")
+	require.Equal(t, []string{"lend", "return"}, logins.calls)
+	var told, said []string
+	for _, e := range events {
+		if n, ok := e.Reply.(domain.Notice); ok {
+			told = append(told, n.Message)
+		}
+		if text, ok := e.Reply.(domain.Text); ok {
+			said = append(said, text.Text)
+		}
+	}
+	require.Equal(t, []string{"[secret of the agent's login]"}, said)
+	require.Equal(t, []string{"the login of fake stays as it was: what the agent has left of its copy is not taken: it is none"}, told)
+
+	// A login that cannot be taken back is tried again, at the latest at the end.
+	logins.set(nil, errors.New("disk full"))
+	events = play(t, s, "say hello")
+	require.Contains(t, events[len(events)-2].Reply.(domain.Notice).Message, "disk full")
+	require.ErrorContains(t, s.Close(t.Context()), "disk full")
+	logins.set(nil, nil)
+	require.NoError(t, s.Close(t.Context()))
+	require.Equal(t, []string{"return"}, logins.calls)
+
+	// What a dead orchestrator had lent is taken back at the next opening.
+	logins.set(nil, nil)
+	again, err := r.Open(t.Context(), application.OpenRequest{Resume: s.ID(), Login: application.DefaultLogin})
+	require.NoError(t, err)
+	require.Equal(t, []string{"return"}, logins.calls)
+	require.Contains(t, strings.Join(r.sessions.Starts()[1].Spec.Notes, "\n"), "from a turn that was cut short: the login of fake stays")
+	require.NoError(t, again.Close(t.Context()))
+}
+
+// Without the login there is no turn, and after a turn that did not start no copy.
+func TestATurnThatCannotHaveItsLogin(t *testing.T) {
+	r, logins, q := loginRig(t)
+	s, err := r.Open(t.Context(), q)
+	require.NoError(t, err)
+	logins.set(errors.New("no such login"), nil)
+	_, err = s.Send(t.Context(), "hi")
+	require.ErrorContains(t, err, "no such login")
+	require.Equal(t, []string{"lend", "return"}, logins.calls)
+	logins.set(nil, nil)
+	play(t, s, "say hello")
+	require.NoError(t, s.Close(t.Context()))
+}
+
+func TestHowAnAgentWithALoginReachesItsAPI(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*application.Config)
+		off    bool
+		byName bool
+	}{
+		"through a proxy": {change: withEgress(&portstest.FakeEgressProxy{}), byName: true},
+		"without a proxy": {change: func(*application.Config) {}},
+		"unconfined":      {change: withEgress(&portstest.FakeEgressProxy{}), off: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _, q := loginRig(t, tt.change)
+			if tt.off {
+				q.Sandbox = application.SandboxOff("a test")
+			}
+			p, err := r.Plan(t.Context(), q)
+			require.NoError(t, err)
+			require.Equal(t, tt.byName, len(p.Plan.EgressDomains()) == 1)
+			_, gated := p.Plan.ModelGateway()
+			require.False(t, gated)
+			if !tt.off {
+				require.Equal(t, !tt.byName, len(p.Plan.ConnectTCP()) == 1)
+				require.Equal(t, !tt.byName, p.Plan.UDP())
+			}
+		})
+	}
+}
+
+func TestALoginThatThereCannotBe(t *testing.T) {
+	r, _, q := loginRig(t)
+	q.Agent = "plain"
+	_, err := r.Open(t.Context(), q)
+	require.ErrorContains(t, err, "knows no login of its own")
+	_, err = r.OpenLogin(t.Context(), application.LoginRequest{ID: ports.LoginID{Agent: "plain"}})
+	require.ErrorContains(t, err, "knows no login of its own")
+
+	without, _, q := loginRig(t, func(c *application.Config) { c.Logins = nil })
+	_, err = without.Open(t.Context(), q)
+	require.ErrorContains(t, err, "keeps no logins")
+	require.ErrorContains(t, without.ForgetLogin(t.Context(), ports.LoginID{Agent: "fake"}), "keeps no logins")
+	kept, err := without.Logins(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, kept)
+
+	// Where there could be one, a session without any credential is told of it.
+	q = r.request()
+	_, err = r.Open(t.Context(), q)
+	require.ErrorContains(t, err, "there is no credential for it")
+	require.ErrorContains(t, err, "caisson login fake")
+	require.ErrorContains(t, err, "--credential-file")
+	q.DirectAPI = true
+	_, err = r.Open(t.Context(), q)
+	require.ErrorContains(t, err, "caisson login fake")
+	require.NotContains(t, err.Error(), "--credential-file")
+	q.Policy.Env = []domain.EnvRule{{Name: "FAKE_KEY", Value: "made up", Literal: true}}
+	s, err := r.Open(t.Context(), q)
+	require.NoError(t, err, "the policy hands it one")
+	require.NoError(t, s.Close(t.Context()))
+}
