@@ -35,8 +35,12 @@ func newEscapeStage(t *testing.T) *escape.Stage {
 // target runs the suite's children with the spawner alone, under a plan that
 // waives whatever the enforcer does not do.
 func target(s *escape.Stage, config process.Config) escape.Target {
+	return targetUnder(s.Plan(testkit.FakeProgram()).WithWaivers(domain.Properties()...), config)
+}
+
+// targetUnder is target under another plan of the stage's.
+func targetUnder(plan domain.SandboxPlan, config process.Config) escape.Target {
 	program := testkit.FakeProgram()
-	plan := s.Plan(program).WithWaivers(domain.Properties()...)
 	spawner := process.NewSpawner(config)
 	return escape.Target{Program: program, Plan: plan, Run: func(ctx context.Context, confined bool, dir string, argv []string) (escape.Ended, error) {
 		line := domain.SpawnLine{Path: argv[0], Argv: argv, Dir: dir, Env: []string{"PATH=/usr/bin:/bin"}, Sandbox: plan}
@@ -74,6 +78,30 @@ func TestNothingEscapes(t *testing.T) {
 	require.GreaterOrEqual(t, report.Count(escape.Held), least)
 	require.Equal(t, len(with(escape.Attempts(), func(a escape.Attempt) bool { return a.Works })), report.Count(escape.Worked))
 	require.GreaterOrEqual(t, len(recording.Preparations()), least, "the confined children went through the enforcer")
+}
+
+// A plan that names a unix socket lets unix sockets be made, and what goes by them or
+// past them is stopped all the same.
+func TestNothingEscapesBesideAUnixDestination(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	s := newEscapeStage(t)
+	plan := s.Plan(testkit.FakeProgram()).WithUnixDestinations(s.UnixDestination())
+	to := targetUnder(plan, process.Config{Enforcer: sandbox.Default()})
+	network := []escape.Class{escape.ClassNetwork, escape.ClassUnixSockets, escape.ClassWork, escape.ClassKernel}
+	list := with(escape.Attempts(), func(a escape.Attempt) bool { return slices.Contains(network, a.Class) })
+	report, err := s.Run(t.Context(), to, append(list, escape.UnixDestinationAttempts()...))
+	require.NoError(t, err)
+	for _, r := range report.Results {
+		if r.Verdict == escape.NotProvable {
+			t.Log(r)
+		}
+	}
+	require.NoError(t, report.Err())
+	require.GreaterOrEqual(t, report.Count(escape.Held), 40)
+	works := func(a escape.Attempt) bool { return a.Works }
+	require.Len(t, with(escape.UnixDestinationAttempts(), works), 2)
+	require.Equal(t, len(with(list, works))+2, report.Count(escape.Worked))
 }
 
 // Each layer alone stops its own list, and something of that list gets through

@@ -89,3 +89,8 @@ type Attempt struct {
 
 // Attempts returns all attempts, ordered by class.
 func Attempts() []Attempt { return attempts() }
+
+// UnixDestinationAttempts returns attempts for a plan that has [Stage.UnixDestination]
+// as a destination beside what [Stage.Plan] has: ways to it, which must work, and ways
+// from there to other sockets. The other attempts are for such a plan too.
+func UnixDestinationAttempts() []Attempt { return unixDestinationAttempts() }

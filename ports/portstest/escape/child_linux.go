@@ -56,7 +56,7 @@ func hostMain(name string, args []string) int {
 		waitForEnd()
 		return 0
 	}
-	for _, a := range attempts() {
+	for _, a := range append(attempts(), unixDestinationAttempts()...) {
 		if a.Name == name {
 			// What an attempt does to its thread, it does to this one.
 			runtime.LockOSThread()
@@ -185,6 +185,25 @@ func (m *arena) get(addr uintptr, n int) ([]byte, error) {
 func (m *arena) set(addr uintptr, b []byte) error {
 	_, err := unix.Pwrite(m.fd, b, int64(addr-m.addr))
 	return err
+}
+
+// turn writes one after the other to an address until it is told to stop.
+func (m *arena) turn(at uintptr, texts ...[]byte) (stop func()) {
+	end, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				for _, text := range texts {
+					_ = m.set(at, text) // what fails is tried again at once
+				}
+			}
+		}
+	}()
+	return func() { close(end); <-done }
 }
 
 // raw makes a system call.

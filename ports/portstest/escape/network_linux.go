@@ -5,7 +5,11 @@ package escape
 import (
 	"encoding/binary"
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -333,21 +337,7 @@ func destinationRace(c *child) error {
 	if err != nil {
 		return err
 	}
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				// What fails is tried again at once.
-				_ = m.set(at, bad)
-				_ = m.set(at, good)
-			}
-		}
-	}()
-	defer func() { close(stop); <-done }()
+	defer m.turn(at, bad, good)()
 	denied, connected := 0, 0
 	for range 500 {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -481,4 +471,93 @@ func unixSocketAttempts() []Attempt {
 		list[i].Class, list[i].granted = ClassUnixSockets, grantsUnix
 	}
 	return list
+}
+
+func unixDestinationAttempts() []Attempt {
+	const p = domain.PropertyUnixSockets
+	stream := func(to func(*child) (unix.Sockaddr, error), reach func(*child, int, unix.Sockaddr) error) func(*child) error {
+		return socketTry(unix.AF_UNIX, unix.SOCK_STREAM, 0, to, reach)
+	}
+	// linked is a link to a socket, made by the child where it can write.
+	linked := func(name string) func(*child) (unix.Sockaddr, error) {
+		return func(c *child) (unix.Sockaddr, error) {
+			if err := os.Symlink(filepath.Join(c.values["run"], name), c.in("link-to-"+name)); err != nil && !errors.Is(err, fs.ErrExist) {
+				return nil, err
+			}
+			return &unix.SockaddrUnix{Name: "link-to-" + name}, unix.Chdir(c.values["work"])
+		}
+	}
+	// magic goes by way of what only the caller itself has.
+	magic := func(name string) func(*child) (unix.Sockaddr, error) {
+		return func(c *child) (unix.Sockaddr, error) {
+			return &unix.SockaddrUnix{Name: "/proc/self/cwd/" + name}, unix.Chdir(c.values["run"])
+		}
+	}
+	works := func(name string, to func(*child) (unix.Sockaddr, error)) Attempt {
+		a := sending(name, domain.PropertyDestinations, stream(to, connectAndWrite))
+		a.Class, a.Works = ClassWork, true
+		return a
+	}
+	list := []Attempt{
+		works("connect-to-unix-destination", toPath(unixDestination)),
+		works("connect-to-unix-destination-by-a-link", linked(unixDestination)),
+		sending("unix-link-to-another", p, stream(linked("stream"), connectAndWrite), Seccomp),
+		sending("unix-magic-link-to-another", p, stream(magic("stream"), connectAndWrite), Seccomp),
+		sending("unix-destination-race", p, unixDestinationRace, Seccomp),
+	}
+	for i := range list {
+		if !list[i].Works {
+			list[i].Class, list[i].granted = ClassUnixSockets, grantsUnix
+		}
+	}
+	return list
+}
+
+// unixDestinationRace connects to an address that turns, all the time, from the
+// destination into another socket's.
+func unixDestinationRace(c *child) error {
+	m, err := c.mem()
+	if err != nil {
+		return err
+	}
+	if err := unix.Chdir(c.values["run"]); err != nil {
+		return err
+	}
+	good, bad := rawSockaddr(&unix.SockaddrUnix{Name: unixDestination}), rawSockaddr(&unix.SockaddrUnix{Name: "stream"})
+	at, err := m.put(good)
+	if err != nil {
+		return err
+	}
+	defer m.turn(at, bad, good)()
+	denied, connected := 0, 0
+	for range 500 {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		_, err = raw(unix.SYS_CONNECT, uintptr(fd), at, uintptr(len(good)))
+		var peer unix.Sockaddr
+		if err == nil {
+			peer, err = unix.Getpeername(fd)
+		}
+		to, ok := peer.(*unix.SockaddrUnix)
+		switch {
+		case errors.Is(err, unix.EACCES):
+			denied++
+		case err != nil:
+			return err
+		case ok && strings.HasSuffix(to.Name, "/stream"):
+			_, err := unix.Write(fd, c.token())
+			return errors.Join(err, unix.Close(fd))
+		default:
+			connected++
+		}
+		if err := unix.Close(fd); err != nil {
+			return err
+		}
+	}
+	if denied == 0 || connected == 0 {
+		return unavailableError("the race was never on")
+	}
+	return unix.EACCES
 }

@@ -53,6 +53,11 @@ func (*Stage) Run(context.Context, Target, []Attempt) (Report, error) {
 
 func attempts() []Attempt { return nil }
 
+func unixDestinationAttempts() []Attempt { return nil }
+
+// UnixDestination returns "".
+func (*Stage) UnixDestination() string { return "" }
+
 // Host does nothing.
 func Host() {}
 

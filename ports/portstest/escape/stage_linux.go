@@ -105,6 +105,13 @@ func (s *Stage) Destinations() []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(s.port("destination")))}
 }
 
+// UnixDestination is the path of a unix socket on which the stage listens, for a plan
+// that grants one; see [UnixDestinationAttempts].
+func (s *Stage) UnixDestination() string { return filepath.Join(s.run, unixDestination) }
+
+// As long as the name of another one, for which it is exchanged.
+const unixDestination = "wanted"
+
 // Widen returns the plan with all that the suite needs of one: [Stage.Rules],
 // [Stage.ConnectTCP] and [Stage.Destinations].
 func (s *Stage) Widen(plan domain.SandboxPlan) domain.SandboxPlan {
@@ -274,7 +281,7 @@ func (s *Stage) listen() error {
 	}
 	s.closers = append(s.closers, func() error { return unix.Close(run) })
 	inRun := func(name string) string { return "/proc/self/fd/" + strconv.Itoa(run) + "/" + name }
-	for _, name := range []string{"stream", "docker.sock", "bus"} {
+	for _, name := range []string{"stream", "docker.sock", "bus", unixDestination} {
 		if _, err := s.stream("unix", inRun(name)); err != nil {
 			return err
 		}
