@@ -228,6 +228,18 @@ func TestWithModelGateway(t *testing.T) {
 	require.True(t, g.Closed())
 }
 
+func TestWithEgressProxy(t *testing.T) {
+	proxies := &portstest.FakeEgressProxy{}
+	o := compose(t, append(base(t), composition.WithAllowNative(), composition.WithEgressProxy(proxies))...).Orchestrator
+	d, err := domain.ParseEgressDomain("example.org")
+	require.NoError(t, err)
+	events, err := play(t, o, application.OpenRequest{Policy: application.Policy{Domains: []domain.EgressDomain{d}}}, "env NO_PROXY")
+	require.NoError(t, err)
+	require.Len(t, proxies.Opened(), 1)
+	require.Equal(t, "NO_PROXY=localhost,127.0.0.1,::1", final(t, events).Text)
+	require.True(t, proxies.Opened()[0].Closed())
+}
+
 func TestWithClock(t *testing.T) {
 	now := time.Date(2001, 2, 3, 4, 5, 6, 7, time.UTC)
 	o := compose(t, append(base(t), composition.WithAllowNative(), composition.WithClock(func() time.Time { return now }))...).Orchestrator

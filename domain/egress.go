@@ -51,7 +51,10 @@ func ParseEgressDomain(s string) (EgressDomain, error) {
 	if reason != "" {
 		return bad(reason, "for example example.com, *.example.com:8443 or db.internal.example:5432=10.0.0.0/8")
 	}
-	if wildcard && !strings.Contains(host, ".") {
+	switch {
+	case host == "localhost" || strings.HasSuffix(host, ".localhost"):
+		return bad("most programs reach this machine without a proxy, whatever they are told", "use connect: localhost:8080")
+	case wildcard && !strings.Contains(host, "."):
 		return bad("it would allow everybody's hosts below a top-level domain", "name the domains")
 	}
 	d.host, d.wildcard = host, wildcard

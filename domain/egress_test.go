@@ -32,6 +32,7 @@ func TestParseEgressDomain(t *testing.T) {
 		"a..b": "no name", ".a": "no name", "a..": "no name", "-a.b": "no name", "a-.b": "no name", "a b": "no name", "a/b": "no name", "http://a": "no port", "user@a": "no name",
 		"bücher.example": "xn--", "a\x00b": "no name", strings.Repeat("a", 64) + ".b": "no name", strings.Repeat("a.", 127) + "b": "no name",
 		"a=": "no address", "a=private": "no address", "a=10.0.0.1/8": "no address", "a=::ffff:10.0.0.1": "no address", "a=fe80::1%eth0": "no address", "a=10.0.0.0/8,": "no address",
+		"localhost": "this machine", "LocalHost.:80=127.0.0.1": "this machine", "a.localhost": "this machine", "*.localhost": "this machine",
 	} {
 		_, err := domain.ParseEgressDomain(in)
 		var invalid *domain.InvalidError

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -198,10 +199,17 @@ func TestWhatIsNoTLS(t *testing.T) {
 // The default resolver is the host's.
 func TestTheHostsResolver(t *testing.T) {
 	testkit.NoLeaks(t)
-	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") }))
+	name, at := inHosts(t)
+	var listen net.ListenConfig
+	listener, err := listen.Listen(t.Context(), "tcp", net.JoinHostPort(at, "0"))
+	if err != nil {
+		t.Skipf("%s of /etc/hosts is not this machine: %v", at, err)
+	}
+	host := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") })}}
+	host.Start()
 	t.Cleanup(host.Close)
-	_, port, _ := net.SplitHostPort(host.Listener.Addr().String())
-	d, err := domain.ParseEgressDomain("localhost:" + port + "=127.0.0.1,::1")
+	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	d, err := domain.ParseEgressDomain(name + ":" + port + "=" + at)
 	require.NoError(t, err)
 	p, err := egress.New().Open(t.Context(), ports.EgressSpec{Session: "s", Domains: []domain.EgressDomain{d}})
 	require.NoError(t, err)
@@ -209,10 +217,71 @@ func TestTheHostsResolver(t *testing.T) {
 	through, err := url.Parse(p.URL())
 	require.NoError(t, err)
 	transport := &http.Transport{Proxy: func(*http.Request) (*url.URL, error) { return through, nil }, DisableKeepAlives: true}
-	status, body, err := get(t, &http.Client{Transport: transport}, "http://localhost:"+port+"/")
+	status, body, err := get(t, &http.Client{Transport: transport}, "http://"+name+":"+port+"/")
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, status)
 	require.Equal(t, "here", body)
+}
+
+// inHosts returns a name of /etc/hosts that has one address, and that a policy can
+// allow.
+func inHosts(t *testing.T) (name, at string) {
+	t.Helper()
+	text, err := os.ReadFile("/etc/hosts")
+	require.NoError(t, err)
+	addresses := map[string][]string{}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		for _, n := range fields[min(1, len(fields)):] {
+			addresses[n], names = append(addresses[n], fields[0]), append(names, n)
+		}
+	}
+	for _, n := range names {
+		if _, err := domain.ParseEgressDomain(n + "=" + addresses[n][0]); err == nil && len(addresses[n]) == 1 {
+			return n, addresses[n][0]
+		}
+	}
+	t.Skip("/etc/hosts has no name but localhost")
+	return "", ""
+}
+
+// Many at once, more than there are places for: nothing mixes, nothing is left, and
+// one that finds no place is closed.
+func TestManyConnections(t *testing.T) {
+	testkit.NoLeaks(t)
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.Path) }))
+	t.Cleanup(host.Close)
+	_, port, _ := net.SplitHostPort(host.Listener.Addr().String())
+	p, j := open(t, "many.test:"+port+"=127.0.0.1")
+	c := client(t, p, nil)
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() {
+			path := fmt.Sprintf("/%d", i)
+			status, body, err := get(t, c, "http://many.test:"+port+path)
+			if err != nil || status != http.StatusOK || body != path {
+				t.Errorf("%s: %d %q %v", path, status, body, err)
+			}
+		})
+	}
+	all.Wait()
+	require.Len(t, j.all(), 100)
+	for range 300 {
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", p.Port()))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() }) // the proxy closes some of them
+	}
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", p.Port()))
+	require.NoError(t, err)
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	_, err = conn.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.False(t, errors.Is(err, os.ErrDeadlineExceeded), "it has a place")
+	require.NoError(t, conn.Close())
 }
 
 // Whatever a program sends, nothing gets to a host that the policy does not allow.

@@ -88,6 +88,7 @@ func TestFaults(t *testing.T) {
 		"no domain":        {v + "[network]\ndomains = [\"*\"]", `P:3:12: network.domains[0]: "*": it would allow every host`},
 		"a top level":      {v + "[network]\ndomains = [\"*.com\"]", `P:3:12: network.domains[0]: "*.com": it would allow everybody's hosts below a top-level domain`},
 		"an address":       {v + "[network]\ndomains = [\"10.0.0.1\"]", `P:3:12: network.domains[0]: "10.0.0.1": an address and no name`},
+		"this machine":     {v + "[network]\ndomains = [\"localhost:1\"]", `P:3:12: network.domains[0]: "localhost:1": most programs reach this machine without a proxy`},
 		"an odd address":   {v + "[network]\ndomains = [\"0x7f.1\"]", `P:3:12: network.domains[0]: "0x7f.1": an address in an odd notation`},
 		"no network":       {v + "[network]\ndomains = [\"a.b=10.0.0.1/8\"]", `P:3:12: network.domains[0]: "a.b=10.0.0.1/8": "10.0.0.1/8" is no address and no network`},
 		"duplicate domain": {v + "[network]\ndomains = [\"a.b\", \"A.B.\"]", "P:3:19: network.domains[1]: said twice: domain a.b; it stands in line 3 already"},

@@ -1,15 +1,19 @@
 package cli_test
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/caisson-run/caisson/composition"
+	"github.com/caisson-run/caisson/infrastructure/egress"
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
@@ -34,6 +38,7 @@ func TestAllowDomain(t *testing.T) {
 		"a top-level domain":    {"--allow-domain", "*.com"},
 		"a public suffix":       {"--allow-domain", "*.co.uk"},
 		"an address":            {"--allow-domain", "10.0.0.1"},
+		"this machine":          {"--allow-domain", "localhost:8080"},
 		"nothing":               {"--allow-domain", ""},
 		"our variable":          {"--allow-domain", "example.org", "--env", "HTTPS_PROXY"},
 		"nothing that keeps it": {"--allow-domain", "example.org", "--sandbox", "off"},
@@ -55,10 +60,12 @@ func TestHostsByName(t *testing.T) {
 	t.Cleanup(host.Close)
 	_, port, err := net.SplitHostPort(host.Listener.Addr().String())
 	require.NoError(t, err)
-	// NO_PROXY has localhost: what is on this machine is for --connect.
-	script := curl + " -sS --noproxy '' -m 20 http://localhost:" + port + "/ http://elsewhere.example/"
-	allow := "localhost:" + port + "=127.0.0.1,::1"
+	script := curl + " -sS -m 20 http://here.example:" + port + "/ http://elsewhere.example/"
+	allow := "here.example:" + port + "=127.0.0.1"
 	b := newBench(t)
+	b.compose = []composition.Option{composition.WithEgressProxy(egress.New(egress.WithResolver(func(context.Context, string) ([]netip.Addr, error) {
+		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+	})))}
 	got := b.run("exec", "--allow-domain", allow, "--", "/bin/sh", "-c", script)
 	require.Equal(t, 0, got.code, got.stderr)
 	require.Contains(t, got.stdout, "from the host")
@@ -69,6 +76,6 @@ func TestHostsByName(t *testing.T) {
 
 	got = b.run("run", "--agent", "claude", "--allow-domain", allow, fakecli.Script("sh "+script))
 	require.Equal(t, 0, got.code, got.stderr)
-	require.Contains(t, got.stdout, "egress: allowed localhost:"+port)
+	require.Contains(t, got.stdout, "egress: allowed here.example:"+port)
 	require.Contains(t, got.stdout, "egress: refused elsewhere.example:80: the policy does not allow this domain")
 }
