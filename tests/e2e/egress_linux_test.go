@@ -148,6 +148,49 @@ func realEgress(t *testing.T, b *realBench) {
 	}
 }
 
+// The model is reached through the gateway and not through the proxy, other hosts
+// through the proxy, and neither the agent nor its tools hold the key.
+func realGatewayAndEgress(t *testing.T, b *realBench) {
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "from the host") }))
+	defer host.Close()
+	at := "tools.test:" + portOf(host.URL)
+	b.model.Enqueue(
+		modelserver.Reply{ToolCalls: []modelserver.ToolCall{b.agent.shell("curl -sS -m 20 http://" + at + "/ 2>&1; env; echo over")}},
+		modelserver.Reply{Text: "Done."},
+	)
+	dns := &resolver{}
+	session := b.open(t, b.compose(t, dns.option()), application.OpenRequest{Policy: application.Policy{Domains: egressDomains(t, at+"=127.0.0.1")}})
+	events, final := b.turn(t, session, "Run a tool.")
+	require.Equal(t, domain.OutcomeCompleted, final.Outcome, "%+v", final.Error)
+	require.Equal(t, "Done.", final.Text)
+	receipt := realReceipt(t, events)
+	for _, property := range []domain.Property{domain.PropertyUDP, domain.PropertyDestinations, domain.PropertyTCP} {
+		require.Contains(t, receipt.InState(domain.StateEnforced), property)
+	}
+	require.Len(t, gatewayReports(events), 1)
+	for _, r := range b.model.Requests() {
+		require.Equal(t, dummyKey, b.agent.key(r.Header))
+	}
+	result := repliesOf[domain.ToolResult](events)
+	require.Len(t, result, 1)
+	require.NotContains(t, result[0].Output, dummyKey)
+	require.NotContains(t, result[0].Output, egressSecret(session.Plan()))
+	if b.agent.kind == domain.AgentCodex {
+		require.Empty(t, egressNotices(events), "its own filter leaves its tools no sockets")
+		return
+	}
+	require.Contains(t, result[0].Output, "from the host")
+	require.Equal(t, []string{"allowed " + at}, egressNotices(events), "and nothing else went through the proxy")
+	require.Equal(t, []string{"tools.test"}, dns.asked)
+}
+
+// egressSecret is the secret of a plan's proxy.
+func egressSecret(plan domain.SandboxPlan) string {
+	u, _ := url.Parse(plan.EgressEnv()[0].Value)
+	secret, _ := u.User.Password()
+	return secret
+}
+
 // certificate returns one for the host, by an authority whose own it writes to a file.
 // That of httptest is both at once, which Codex's TLS refuses.
 func certificate(t *testing.T, host, authority string) tls.Certificate {
@@ -378,11 +421,11 @@ func TestNothingGoesPastTheEgressProxy(t *testing.T) {
 
 			// Neither the secret of the proxy is in what Caisson keeps, nor is it the same
 			// the next time.
-			through := mine.Plan().EgressEnv()[0].Value
+			secret := egressSecret(mine.Plan())
 			require.NoError(t, mine.Close(t.Context()))
 			require.NoError(t, sibling.Close(t.Context()))
 			for _, file := range append(globbed(t, s.root, "sessions/*/record.json"), globbed(t, s.root, "sessions/*/events.jsonl")...) {
-				require.NotContains(t, fileText(t, file), through[len("http://caisson:"):len(through)-len("@127.0.0.1:12345")])
+				require.NotContains(t, fileText(t, file), secret)
 			}
 		})
 	}

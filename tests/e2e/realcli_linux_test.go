@@ -39,6 +39,7 @@ func TestRealCLIs(t *testing.T) {
 				{"cancel", realCancel},
 				{"gateway", realGateway},
 				{"egress", realEgress},
+				{"gateway and egress", realGatewayAndEgress},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					testkit.NoLeaks(t)
