@@ -98,7 +98,7 @@ func (d *denials) explained(n domain.Notice) domain.Notice {
 	case domain.NetworkUDP:
 		if !d.plan.UDP() {
 			n.Message = n.Refused.String() + ": the plan denies UDP, so a program that looks up a host's name finds nothing; " +
-				"to allow it, grant UDP, which reaches every host"
+				"to allow it, allow the domain, which is resolved outside, or grant UDP, which reaches every host"
 		}
 	}
 	return n

@@ -79,6 +79,17 @@ func (o *Orchestrator) openEgress(ctx context.Context, id domain.SessionID, plan
 	return plan.WithEgressProxy(proxy.Port(), proxyEnv(plan, proxy.URL())...), proxy, nil
 }
 
+// closeEgress closes a proxy, and logs what has passed.
+func (o *Orchestrator) closeEgress(ctx context.Context, proxy ports.Egress) error {
+	if err := proxy.Close(ctx); err != nil {
+		return err
+	}
+	m := proxy.Meter()
+	o.log.Info("egress proxy closed", slog.Int64("allowed", m.Allowed), slog.Int64("refused", m.Refused), slog.Int64("failed", m.Failed),
+		slog.Int64("unauthorized", m.Unauthorized), slog.Int64("sent", m.Sent), slog.Int64("received", m.Received))
+	return nil
+}
+
 // openEgress is step 5e for what is reached by name.
 func (l *launch) openEgress(ctx context.Context) (err error) {
 	l.journal = &egressJournal{}
@@ -86,7 +97,7 @@ func (l *launch) openEgress(ctx context.Context) (err error) {
 		return err
 	}
 	if l.egress != nil {
-		l.undo.push(l.egress.Close)
+		l.undo.push(func(ctx context.Context) error { return l.o.closeEgress(ctx, l.egress) })
 	}
 	return nil
 }

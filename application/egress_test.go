@@ -85,6 +85,7 @@ func TestDomainsAreReachedThroughAProxyOfTheSession(t *testing.T) {
 	require.False(t, proxy.Closed())
 	require.NoError(t, s.Close(t.Context()))
 	require.True(t, proxy.Closed())
+	require.Contains(t, r.log.String(), "egress proxy closed")
 	again := r.resumeWith(t, s.ID(), q.Policy)
 	require.Len(t, proxies.Opened(), 2)
 	require.Equal(t, plan.Digest(), again.Plan().Digest(), "port and secret are others")

@@ -78,7 +78,7 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 	}
 	if proxy != nil {
 		defer func() {
-			err = errors.Join(err, proxy.Close(context.WithoutCancel(ctx)))
+			err = errors.Join(err, o.closeEgress(context.WithoutCancel(ctx), proxy))
 			journal.log(o.log)
 		}()
 	}

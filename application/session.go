@@ -261,7 +261,7 @@ func (s *Session) Close(ctx context.Context) error {
 		err = s.gateway.Close(ctx)
 	}
 	if err == nil && s.egress != nil {
-		err = s.egress.Close(ctx)
+		err = s.o.closeEgress(ctx, s.egress)
 	}
 	s.mu.Lock()
 	s.stopped = s.stopped || err == nil
