@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports"
@@ -214,12 +215,19 @@ func (b *borrower) lend(ctx context.Context) ([]string, error) {
 	return b.store.Lend(ctx, b.id, b.format, b.dirs)
 }
 
-// takeBack takes the copy out of the session again.
+// returnLimit is how long the end of a turn waits for others who use the logins:
+// one of them may be stopped in the middle.
+const returnLimit = 30 * time.Second
+
+// takeBack takes the copy out of the session again. The end of a turn's context
+// must not stop it.
 func (b *borrower) takeBack(ctx context.Context) (ports.LoginReturn, error) {
 	if b == nil {
 		return ports.LoginReturn{}, nil
 	}
-	return b.store.Return(context.WithoutCancel(ctx), b.format, b.dirs)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), returnLimit)
+	defer cancel()
+	return b.store.Return(ctx, b.format, b.dirs)
 }
 
 // tellReturn says what became of a copy, if there is something to say.

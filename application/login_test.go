@@ -54,8 +54,11 @@ func (f *fakeLogins) Lend(context.Context, ports.LoginID, ports.LoginFormat, por
 	return []string{"a secret of the login"}, f.lend
 }
 
-func (f *fakeLogins) Return(context.Context, ports.LoginFormat, ports.SessionDirs) (ports.LoginReturn, error) {
+func (f *fakeLogins) Return(ctx context.Context, _ ports.LoginFormat, _ ports.SessionDirs) (ports.LoginReturn, error) {
 	f.call("return")
+	if ctx.Err() != nil {
+		return ports.LoginReturn{}, ctx.Err()
+	}
 	return f.ret, f.back
 }
 
@@ -87,6 +90,16 @@ func TestALoginIsLentForATurn(t *testing.T) {
 	require.Empty(t, logins.calls, "not before a turn")
 	require.True(t, r.sessions.Starts()[0].Spec.Install.OwnLogin)
 	require.Contains(t, strings.Join(r.sessions.Starts()[0].Spec.Notes, "\n"), `it holds the login "default"`)
+
+	// However the turn ends.
+	ctx, cancel := context.WithCancel(t.Context())
+	turn, err := s.Send(ctx, "say hello")
+	require.NoError(t, err)
+	cancel()
+	_, errs := collect(turn)
+	require.Empty(t, errs)
+	require.Equal(t, []string{"lend", "return"}, logins.calls)
+	logins.set(nil, nil)
 
 	logins.ret = ports.LoginReturn{ID: ports.LoginID{Agent: "fake"}, Problem: "it is none"}
 	events := play(t, s, "say a secret of the login")

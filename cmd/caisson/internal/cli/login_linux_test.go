@@ -104,6 +104,57 @@ func TestALoginThatIsRefused(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(b.state, "logins", "claude"))
 }
 
+// On a terminal the login is lent until the end, and taken back as after a turn.
+func TestAnInterfaceWithALogin(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	for name, tt := range map[string]struct {
+		script string
+		code   int
+		kept   string
+	}{
+		"unchanged": {"exit 7", 7, "access-first"},
+		"renewed":   {`cat renewed > "$file"; exit 7`, 7, "access-second"},
+		"a link":    {`ln -sf "$PWD/renewed" "$file"; exit 7`, 125, "access-first"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testkit.NoLeaks(t)
+			b := newBench(t)
+			file := filepath.Join(t.TempDir(), "credentials.json")
+			require.NoError(t, os.WriteFile(file, []byte(claudeLogin("first")), 0o600))
+			got := b.run("login", "claude", "--from", file)
+			require.Equal(t, 0, got.code, got.stderr)
+			require.NoError(t, os.WriteFile(filepath.Join(b.workspace, "renewed"), []byte(claudeLogin("second")), 0o600))
+			agent := filepath.Join(t.TempDir(), "claude")
+			require.NoError(t, os.WriteFile(agent, []byte(`#!/bin/sh
+file="$CLAUDE_CONFIG_DIR/.credentials.json"
+grep -q access-first "$file" && test -z "$ANTHROPIC_API_KEY" || exit 9
+`+tt.script+"\n"), 0o700))
+			ours, tty, err := pty.Open()
+			require.NoError(t, err)
+			printed := make(chan string)
+			go func() {
+				data, _ := io.ReadAll(ours) // EIO at its end
+				printed <- string(data)
+			}()
+			b.real, b.stdin, b.tty = true, tty, tty
+			got = b.run("shell", "--agent", "claude", "--agent-bin", agent, "--login")
+			require.NoError(t, tty.Close())
+			out := <-printed
+			require.NoError(t, ours.Close())
+			require.Equal(t, tt.code, got.code, got.stderr+out)
+			data, err := os.ReadFile(filepath.Join(b.state, "logins", "claude", "default.json"))
+			require.NoError(t, err)
+			require.Contains(t, string(data), tt.kept)
+			if tt.code == 125 {
+				require.Contains(t, got.stderr, "not a regular file")
+			}
+			sessions, err := os.ReadDir(filepath.Join(b.state, "sessions"))
+			require.NoError(t, err)
+			require.Empty(t, sessions)
+		})
+	}
+}
+
 // The agent's own login, on a terminal: of what it leaves there is the login, and
 // nothing of the user's was there for it.
 func TestTheAgentsOwnLogin(t *testing.T) {
