@@ -325,7 +325,10 @@ func (s *Supervisor) decide(n *notification, address []byte) response {
 func (s *Supervisor) decideUnix(n *notification, fd int, address []byte, otherwise func() response) response {
 	name, abstract := unixName(address)
 	var info unix.Stat_t
-	there := !abstract && s.look(n, name, &info)
+	there := false
+	if !abstract {
+		name, there = s.look(n, name, &info)
+	}
 	for _, socket := range s.grants.Sockets {
 		if there && info.Dev == socket.dev && info.Ino == socket.ino {
 			return n.fail(s.connectUnix(fd, socket))
@@ -430,29 +433,36 @@ func (s *Supervisor) connectUnix(fd int, socket *Socket) error {
 	}
 }
 
-// look looks at what the child's path leads to, and reports whether it leads anywhere, as the child's own look would: from
-// its working directory, and through links. It has the root of the supervisor: no
-// child can change its own. Only a granted socket comes of it, so magic links, which
-// lead to what the supervisor has open, are of no use, and refused.
-func (s *Supervisor) look(n *notification, name string, info *unix.Stat_t) bool {
+// look looks at what the child's path leads to, as the child's own look would: from
+// its working directory, and through links. It returns the path of that, and whether
+// there is anything. It has the root of the supervisor: no child can change its own.
+// Only a granted socket comes of it, so magic links, which lead to what the supervisor
+// has open, are of no use, and refused.
+func (s *Supervisor) look(n *notification, name string, info *unix.Stat_t) (path string, there bool) {
 	from := unix.AT_FDCWD
 	if !strings.HasPrefix(name, "/") {
 		var err error
 		from, err = unix.Open("/proc/"+strconv.Itoa(int(n.tid))+"/cwd", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil || s.stillValid(n) != nil {
-			if err == nil {
-				_ = unix.Close(from)
-			}
-			return false
+		if err != nil {
+			return name, false
 		}
 		defer unix.Close(from)
+		if s.stillValid(n) != nil {
+			return name, false
+		}
 	}
 	fd, err := unix.Openat2(from, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
 	if err != nil {
-		return false
+		return name, false
 	}
 	defer unix.Close(fd)
-	return unix.Fstat(fd, info) == nil
+	if unix.Fstat(fd, info) != nil {
+		return name, false
+	}
+	if path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err == nil {
+		name = path
+	}
+	return name, true
 }
 
 // letGo closes a duplicate. If the child has closed its own meanwhile, this is
