@@ -120,8 +120,91 @@ func TestTLS(t *testing.T) {
 	require.ErrorContains(t, err, "Caisson refused", "Go's clients show the reason phrase")
 }
 
+// A host is tried at each of its addresses; one that cannot be reached is a failure and
+// no refusal, and says why in the same words each time.
+func TestHostsThatCannotBeReached(t *testing.T) {
+	testkit.NoLeaks(t)
+	host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") }))
+	t.Cleanup(host.Close)
+	_, port, _ := net.SplitHostPort(host.Listener.Addr().String())
+	elsewhere, here := netip.MustParseAddr("127.0.0.9"), netip.MustParseAddr("127.0.0.1")
+	dns := map[string]error{
+		"none.test": &net.DNSError{Err: "x", IsNotFound: true}, "slow.test": &net.DNSError{Err: "read udp 127.0.0.1:4321: i/o timeout", IsTimeout: true},
+		"broken.test": &net.DNSError{Err: "read udp 127.0.0.1:4322: refused"}, "odd.test": errors.New("odd"),
+	}
+	var list []domain.EgressDomain
+	for _, name := range []string{"second", "gone", "none", "slow", "broken", "odd", "hangs"} {
+		d, err := domain.ParseEgressDomain(name + ".test:" + port + "=127.0.0.0/8")
+		require.NoError(t, err)
+		list = append(list, d)
+	}
+	j := &journal{}
+	asked := make(chan struct{})
+	p, err := egress.New(egress.WithResolver(func(ctx context.Context, name string) ([]netip.Addr, error) {
+		switch name {
+		case "second.test":
+			return []netip.Addr{elsewhere, here}, nil
+		case "gone.test":
+			return []netip.Addr{elsewhere}, nil
+		case "hangs.test":
+			close(asked)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return nil, dns[name]
+	})).Open(t.Context(), ports.EgressSpec{Session: "s", Domains: list, Decided: j.note})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.WithoutCancel(t.Context()))) })
+	c := client(t, p, nil)
+	status, body, err := get(t, c, "http://second.test:"+port+"/")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, "here", body)
+	reasons := map[string]string{
+		"gone": "connection refused", "none": "no such host", "slow": "no answer in time", "broken": "the host's resolver fails", "odd": "odd",
+	}
+	for name, reason := range reasons {
+		status, body, err = get(t, c, "http://"+name+".test:"+port+"/")
+		require.NoError(t, err)
+		require.Equal(t, http.StatusBadGateway, status)
+		require.Contains(t, body, reason)
+		require.NotContains(t, body, "432")
+		_, _, err = get(t, c, "https://"+name+".test:"+port+"/")
+		require.ErrorContains(t, err, "Bad Gateway")
+		all := j.all()
+		require.True(t, all[len(all)-1].Allowed)
+		require.Contains(t, all[len(all)-1].Reason, reason)
+		require.Equal(t, all[len(all)-2], all[len(all)-1], "the same decision")
+	}
+	require.Equal(t, int64(2*len(reasons)), p.Meter().Failed)
+
+	// Close does not wait for a resolver.
+	conn := ask(t, p, "hangs.test:"+port)
+	<-asked
+	over, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("no time"))
+	if err := p.Close(over); err != nil { // if something still runs
+		require.ErrorContains(t, err, "no time")
+	}
+	require.NoError(t, p.Close(t.Context()))
+	_, _ = io.Copy(io.Discard, conn) // until its end
+}
+
 // tunnel makes a tunnel by hand.
 func tunnel(t testing.TB, p ports.Egress, authority string) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	conn := ask(t, p, authority)
+	in := bufio.NewReader(conn)
+	for line := ""; line != "\r\n"; {
+		var err error
+		line, err = in.ReadString('\n')
+		require.NoError(t, err)
+	}
+	return conn, in
+}
+
+// ask asks for a tunnel.
+func ask(t testing.TB, p ports.Egress, authority string) net.Conn {
 	t.Helper()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", p.Port()))
@@ -132,12 +215,7 @@ func tunnel(t testing.TB, p ports.Egress, authority string) (net.Conn, *bufio.Re
 	require.NoError(t, err)
 	_, err = fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nProxy-Authorization: Basic %s\r\n\r\n", authority, base64.StdEncoding.EncodeToString([]byte(u.User.String())))
 	require.NoError(t, err)
-	in := bufio.NewReader(conn)
-	for line := ""; line != "\r\n"; {
-		line, err = in.ReadString('\n')
-		require.NoError(t, err)
-	}
-	return conn, in
+	return conn
 }
 
 // What looks like TLS and cannot be read does not reach the host; what is something
