@@ -206,8 +206,10 @@ func EgressByName(domains []EgressDomain, host string, port uint16) (allowed []E
 // EgressByAddress says why a host with these addresses is refused, "" if it is not.
 // One of the domains, which allow it by its name, must allow all of the
 // addresses: a name that leads to a good and to a bad one is what an attack looks
-// like. An IPv4 address that is mapped into IPv6 counts as itself.
-func EgressByAddress(allowed []EgressDomain, addresses []netip.Addr) (reason string) {
+// like. An IPv4 address that is mapped into IPv6 counts as itself. own are the
+// addresses of this machine: what listens there may take who connects for one of
+// its own, so they count as public ones no more than loopback does.
+func EgressByAddress(allowed []EgressDomain, addresses, own []netip.Addr) (reason string) {
 	if len(addresses) == 0 {
 		return "it has no address"
 	}
@@ -215,7 +217,11 @@ func EgressByAddress(allowed []EgressDomain, addresses []netip.Addr) (reason str
 	for _, d := range allowed {
 		reason = ""
 		for _, at := range addresses {
-			if why := d.refuses(at.Unmap()); why != "" && reason == "" {
+			why := d.refuses(at.Unmap())
+			if why == "" && d.within == nil && slices.Contains(own, at.Unmap()) {
+				why = "an address of this machine"
+			}
+			if why != "" && reason == "" {
 				reason = fmt.Sprintf("it leads to %s, %s", at.Unmap(), why)
 			}
 		}
@@ -228,10 +234,11 @@ func EgressByAddress(allowed []EgressDomain, addresses []netip.Addr) (reason str
 
 // metadataAddresses are where clouds give out credentials: AWS, Azure, Google and
 // others at the first; AWS by IPv6; Google by IPv6; Alibaba; Azure's other one,
-// which looks public.
+// which looks public; AWS to containers (ECS) and to pods (EKS).
 var metadataAddresses = []netip.Addr{
 	netip.AddrFrom4([4]byte{169, 254, 169, 254}), netip.MustParseAddr("fd00:ec2::254"), netip.MustParseAddr("fd20:ce::254"),
 	netip.AddrFrom4([4]byte{100, 100, 100, 200}), netip.AddrFrom4([4]byte{168, 63, 129, 16}),
+	netip.AddrFrom4([4]byte{169, 254, 170, 2}), netip.AddrFrom4([4]byte{169, 254, 170, 23}), netip.MustParseAddr("fd00:ec2::23"),
 }
 
 // special are the addresses that lead to no host of the public internet, or to one

@@ -109,6 +109,8 @@ func TestEgressByName(t *testing.T) {
 
 func TestEgressByAddress(t *testing.T) {
 	const public, public6 = "93.184.216.34", "2606:2800:220:1::1"
+	const own, own6 = "93.184.216.35", "2606:2800:220:1::2"
+	ownAddresses := []netip.Addr{netip.MustParseAddr(own), netip.MustParseAddr(own6)}
 	for _, c := range []struct{ policy, leadsTo, reason string }{
 		{"a.test", public, ""},
 		{"a.test", public6, ""},
@@ -155,6 +157,14 @@ func TestEgressByAddress(t *testing.T) {
 		{"a.test", "fd00:ec2::254", "credentials"},
 		{"a.test", "100.100.100.200", "credentials"},
 		{"a.test", "168.63.129.16", "credentials"},
+		{"a.test=169.254.0.0/16", "169.254.170.2", "this very address"},
+		{"a.test=169.254.0.0/16", "169.254.170.23", "this very address"},
+		{"a.test=fd00::/8", "fd00:ec2::23", "this very address"},
+		{"a.test", own, "this machine"},
+		{"a.test", "::ffff:" + own, "this machine"},
+		{"a.test", own6, "this machine"},
+		{"a.test", public + " " + own, "this machine"},
+		{"a.test=" + own, own, ""},
 		{"a.test", public + " 10.0.0.1", "private"},
 		{"a.test", "10.0.0.1 " + public, "private"},
 		{"a.test=10.0.0.0/8", "10.0.0.1", ""},
@@ -181,7 +191,7 @@ func TestEgressByAddress(t *testing.T) {
 		for s := range strings.FieldsSeq(c.leadsTo) {
 			addresses = append(addresses, netip.MustParseAddr(s))
 		}
-		reason := domain.EgressByAddress(egress(t, strings.Fields(c.policy)...), addresses)
+		reason := domain.EgressByAddress(egress(t, strings.Fields(c.policy)...), addresses, ownAddresses)
 		if c.reason == "" {
 			require.Empty(t, reason, "%+v", c)
 			continue

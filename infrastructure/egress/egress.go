@@ -42,6 +42,7 @@ const (
 // Proxies implements [ports.EgressProxy].
 type Proxies struct {
 	resolve func(ctx context.Context, host string) ([]netip.Addr, error)
+	own     func() ([]netip.Addr, error)
 	head    time.Duration
 }
 
@@ -54,9 +55,15 @@ func WithResolver(resolve func(ctx context.Context, host string) ([]netip.Addr, 
 	return func(p *Proxies) { p.resolve = resolve }
 }
 
+// WithOwnAddresses replaces asking the host for the addresses that it has itself. It
+// is called from many goroutines, for each connection.
+func WithOwnAddresses(own func() ([]netip.Addr, error)) Option {
+	return func(p *Proxies) { p.own = own }
+}
+
 // New returns the implementation.
 func New(opts ...Option) *Proxies {
-	p := &Proxies{head: headerTimeout, resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
+	p := &Proxies{head: headerTimeout, own: ownAddresses, resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
 		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	}}
 	for _, o := range opts {
@@ -97,7 +104,7 @@ func (ps *Proxies) Open(ctx context.Context, spec ports.EgressSpec) (ports.Egres
 		return nil, fmt.Errorf("open the egress proxy of session %s: %w", spec.Session, err)
 	}
 	p := &proxy{
-		resolve: ps.resolve, domains: slices.Clone(spec.Domains), decided: spec.Decided, token: hex.EncodeToString(token[:]),
+		resolve: ps.resolve, own: ps.own, domains: slices.Clone(spec.Domains), decided: spec.Decided, token: hex.EncodeToString(token[:]),
 		listener: listener, done: make(chan struct{}),
 	}
 	p.lifetime, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -105,7 +112,7 @@ func (ps *Proxies) Open(ctx context.Context, spec ports.EgressSpec) (ports.Egres
 	p.forward = &httputil.ReverseProxy{
 		Rewrite: p.rewrite, FlushInterval: -1, ErrorHandler: p.failed, ErrorLog: quiet,
 		Transport: &http.Transport{
-			DialContext:            p.dialPlain,
+			DialContext:            made,
 			DisableKeepAlives:      true, // each request is decided about by itself
 			DisableCompression:     true,
 			MaxResponseHeaderBytes: 1 << 20,
@@ -137,6 +144,7 @@ func (ps *Proxies) Open(ctx context.Context, spec ports.EgressSpec) (ports.Egres
 // proxy implements ports.Egress.
 type proxy struct {
 	resolve func(ctx context.Context, host string) ([]netip.Addr, error)
+	own     func() ([]netip.Addr, error)
 	domains []domain.EgressDomain
 	decided func(domain.EgressDecision)
 	token   string
@@ -277,7 +285,11 @@ func (p *proxy) connect(ctx context.Context, host string, port uint16, allowed [
 	if err != nil {
 		return nil, fmt.Errorf("the name cannot be resolved: %w", unresolved(err))
 	}
-	if reason := domain.EgressByAddress(allowed, addresses); reason != "" {
+	own, err := p.own()
+	if err != nil {
+		return nil, fmt.Errorf("the addresses of this machine are not known: %w", err)
+	}
+	if reason := domain.EgressByAddress(allowed, addresses, own); reason != "" {
 		return nil, p.refuse(host, port, reason)
 	}
 	var first error
@@ -295,6 +307,19 @@ func (p *proxy) connect(ctx context.Context, host string, port uint16, allowed [
 		}
 	}
 	return nil, first
+}
+
+// ownAddresses returns the addresses of this machine's interfaces.
+func ownAddresses() ([]netip.Addr, error) {
+	list, err := net.InterfaceAddrs()
+	own := make([]netip.Addr, 0, len(list))
+	for _, a := range list {
+		if at, ok := a.(*net.IPNet); ok {
+			addr, _ := netip.AddrFromSlice(at.IP) // of none there is the zero value, which no name leads to
+			own = append(own, addr.Unmap())
+		}
+	}
+	return own, err
 }
 
 // unresolved is why, without the addresses and ports of the asking, which are others

@@ -8,14 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -272,6 +275,97 @@ func TestWhatIsNoTLS(t *testing.T) {
 	require.NoError(t, conn.Close())
 	require.Empty(t, <-heard, "a client that leaves in the middle of it")
 	require.Len(t, j.all(), len(decisions)+1, "is no decision")
+}
+
+// Servers of TLS pass over a warning that comes before the handshake, so what comes
+// behind it is looked at too.
+func TestAWarningBeforeTLS(t *testing.T) {
+	testkit.NoLeaks(t)
+	host := httptest.NewUnstartedServer(http.NotFoundHandler())
+	host.Config.ErrorLog = log.New(io.Discard, "", 0) // a client that leaves after the handshake
+	host.StartTLS()
+	t.Cleanup(host.Close)
+	_, port, _ := net.SplitHostPort(host.Listener.Addr().String())
+	p, j := open(t, "example.com:"+port+"=127.0.0.1")
+	for name, want := range map[string]string{"example.com": "", "other.example.com": "access denied"} {
+		conn, _ := tunnel(t, p, "example.com:"+port)
+		_, err := conn.Write([]byte{21, 3, 1, 0, 2, 1, 90}) // user_canceled
+		require.NoError(t, err)
+		err = tls.Client(conn, &tls.Config{ServerName: name, InsecureSkipVerify: true}).HandshakeContext(t.Context())
+		if want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, want)
+		require.True(t, slices.ContainsFunc(j.all(), func(d domain.EgressDecision) bool { return d.Host == name && !d.Allowed }))
+	}
+}
+
+// A name leads to this machine also where it leads to an address of its own that is
+// public, behind which services are that trust who comes from there.
+func TestThisMachinesOwnAddresses(t *testing.T) {
+	testkit.NoLeaks(t)
+	own, unknown := []netip.Addr{netip.MustParseAddr("93.184.216.34")}, error(nil)
+	d, err := domain.ParseEgressDomain("example.com")
+	require.NoError(t, err)
+	p, err := egress.New(
+		egress.WithResolver(func(context.Context, string) ([]netip.Addr, error) { return own, nil }),
+		egress.WithOwnAddresses(func() ([]netip.Addr, error) { return own, unknown }),
+	).Open(t.Context(), ports.EgressSpec{Session: "s", Domains: []domain.EgressDomain{d}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.WithoutCancel(t.Context()))) })
+	status, body, err := get(t, client(t, p, nil), "http://example.com/")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusForbidden, status)
+	require.Contains(t, body, "it leads to 93.184.216.34, an address of this machine")
+
+	unknown = errors.New("no netlink")
+	status, body, err = get(t, client(t, p, nil), "http://example.com/")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusBadGateway, status)
+	require.Contains(t, body, "not known: no netlink")
+}
+
+// A client that leaves ends what is done for it, and Close what is done for any: else
+// nothing would bound how much of it there is.
+func TestNothingIsDoneForAClientThatLeft(t *testing.T) {
+	testkit.NoLeaks(t)
+	d, err := domain.ParseEgressDomain("example.com")
+	require.NoError(t, err)
+	var doing atomic.Int64
+	begun := make(chan struct{}, 1)
+	p, err := egress.New(egress.WithResolver(func(ctx context.Context, _ string) ([]netip.Addr, error) {
+		doing.Add(1)
+		defer doing.Add(-1)
+		begun <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})).Open(t.Context(), ports.EgressSpec{Session: "s", Domains: []domain.EgressDomain{d}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close(context.WithoutCancel(t.Context()))) })
+	u, err := url.Parse(p.URL())
+	require.NoError(t, err)
+	auth := base64.StdEncoding.EncodeToString([]byte(u.User.String()))
+	ask := func(line string) net.Conn {
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", p.Port()))
+		require.NoError(t, err)
+		_, err = fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic %s\r\n\r\n", line, auth)
+		require.NoError(t, err)
+		<-begun
+		return conn
+	}
+	lines := []string{"GET http://example.com/", "CONNECT example.com:443"}
+	for _, line := range lines {
+		require.NoError(t, ask(line).Close())
+		require.Eventually(t, func() bool { return doing.Load() == 0 }, 5*time.Second, time.Millisecond, line) // a resolver has 10 s
+	}
+	for _, line := range lines {
+		conn := ask(line)
+		t.Cleanup(func() { _ = conn.Close() }) // Close of the proxy has closed it
+	}
+	require.NoError(t, p.Close(t.Context()))
+	require.Zero(t, doing.Load())
 }
 
 // The default resolver is the host's.

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -36,8 +37,36 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
 		answer(w, http.StatusNotImplemented, "Caisson's egress proxy passes no upgrade of a plain request on: use CONNECT.")
 	default:
-		p.forward.ServeHTTP(w, r)
+		p.plain(w, r)
 	}
+}
+
+// plain serves a plain request. It connects by itself, and not when http.Transport
+// asks: that goes on connecting for a client that has left, and for a proxy that is
+// closed, so that nothing would bound how many connections are being made.
+func (p *proxy) plain(w http.ResponseWriter, r *http.Request) {
+	host, err := p.reach(r.Context(), r.URL.Host, defaultPort)
+	if err != nil {
+		p.failed(w, r, err)
+		return
+	}
+	defer func() { _ = host.Close() }() // the transport may have closed it
+	var once atomic.Pointer[net.Conn]
+	once.Store(&host)
+	p.forward.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), reached{}, &once)))
+}
+
+// reached is the key of the connection that a plain request goes on.
+type reached struct{}
+
+// made gives out the connection of a plain request, to the first who asks.
+func made(ctx context.Context, _, _ string) (net.Conn, error) {
+	if once, ok := ctx.Value(reached{}).(*atomic.Pointer[net.Conn]); ok {
+		if conn := once.Swap(nil); conn != nil {
+			return *conn, nil
+		}
+	}
+	return nil, errors.New("the connection of the request is used up")
 }
 
 // authorized reports whether a request has the secret. The comparison takes the same
@@ -54,22 +83,15 @@ func (p *proxy) authorized(h http.Header) bool {
 func (p *proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.Host = "" // the target's
 	r.Out.URL.User = nil
-	// It must be the very text that is decided about, in the form that servers know.
-	if host, port, reason := target(r.Out.URL.Host, defaultPort); reason == "" {
-		r.Out.URL.Host = host
-		if port != defaultPort {
-			r.Out.URL.Host = fmt.Sprintf("%s:%d", host, port)
-		}
+	host, port, _ := target(r.Out.URL.Host, defaultPort) // it was allowed
+	r.Out.URL.Host = host
+	if port != defaultPort {
+		r.Out.URL.Host = fmt.Sprintf("%s:%d", host, port)
 	}
 	r.Out.Header.Del("Expect") // the server has answered it itself
 }
 
 const defaultPort = 80
-
-// dialPlain connects for a plain request.
-func (p *proxy) dialPlain(ctx context.Context, _, address string) (net.Conn, error) {
-	return p.reach(ctx, address, defaultPort)
-}
 
 // failed answers a plain request that got no answer.
 func (p *proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
@@ -168,7 +190,9 @@ func (p *proxy) join(client net.Conn, from *bufio.Reader, host net.Conn, name st
 	}()
 	_, _ = io.Copy(client, host) // either of them may leave at any time
 	_ = closeWrite(client)
-	_ = client.SetReadDeadline(time.Now().Add(linger))
+	over := time.Now().Add(linger)
+	_ = client.SetReadDeadline(over)
+	_ = host.SetWriteDeadline(over) // a host that reads no more holds nobody
 	<-up
 }
 

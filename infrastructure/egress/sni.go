@@ -13,9 +13,10 @@ import (
 	"github.com/caisson-run/caisson/domain"
 )
 
-// handshake is the first byte of TLS: a record of its handshake (RFC 8446, section
-// 5.1). No other protocol that goes through a proxy begins with it.
-const handshake = 22
+// A record of TLS begins with its type: of a change of the cipher, an alert, a
+// handshake, data or a heartbeat (iana.org, "TLS ContentType"). Servers pass over a
+// warning that comes before the handshake, so TLS can begin with others too.
+const firstType, lastType = 20, 26
 
 var errUnreadable = errors.New("the beginning of its TLS cannot be read")
 
@@ -28,7 +29,7 @@ func peek(ctx context.Context, from *bufio.Reader) (first io.Reader, sni string,
 		return new(bytes.Reader), "", nil // the host may still speak
 	case err != nil:
 		return nil, "", err
-	case head[0] != handshake:
+	case head[0] < firstType || head[0] > lastType:
 		return new(bytes.Reader), "", nil
 	}
 	read := new(bytes.Buffer)
