@@ -27,11 +27,11 @@ neither $HOME nor the working directory is granted by itself. The command is a
 session of its own without a controlling terminal, so a shell in it has no job
 control.
 
-Exit codes: the command's own; 128+n if signal n ended it; 125 Caisson failed or
-refused; 126 the command is not executable, or running it was denied; 127 it was
-not found.`,
+Exit codes: the command's own; 128+n if signal n ended it; 124 the policy's limit
+on time ended it; 125 Caisson failed or refused; 126 the command is not
+executable, or running it was denied; 127 it was not found.`,
 		Example: `  caisson exec --ro . -- grep -r password .
-  caisson exec --rwx . --connect-tcp 443 --udp -- npm ci
+  caisson exec --rwx . --optional-ro ~/.gitconfig --allow-domain github.com -- git fetch
   caisson exec --rwx . --rw /dev/shm -- python3 pool.py    # multiprocessing has its semaphores there`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -90,7 +90,10 @@ func (a *app) exec(ctx context.Context, flags policyFlags, argv []string) (_ int
 	if result.CleanUp != nil {
 		a.tell(result.CleanUp.Error())
 	}
+	var timeout *domain.TimeoutError
 	switch exit := result.Exit; {
+	case errors.As(result.Ended, &timeout):
+		return 0, result.Ended
 	case !exit.Known:
 		return 0, errors.New("the end of the command is not known")
 	case exit.Signal != "":
@@ -107,8 +110,12 @@ func (a *app) warnUnconfined(r domain.Receipt) {
 	}
 }
 
-// execCode returns exec's exit code for an error.
+// execCode returns exec's exit code for an error, and shell's.
 func execCode(err error) int {
+	var timeout *domain.TimeoutError
+	if errors.As(err, &timeout) {
+		return exitTimedOut
+	}
 	var spawn *domain.SpawnError
 	if errors.As(err, &spawn) && (spawn.Step == "resolve" || spawn.Step == "start") {
 		if errors.Is(err, fs.ErrNotExist) {

@@ -35,6 +35,7 @@ groups = ["git"]
 # ro = ["${home}/notes"]
 
 # [network]
+# domains = ["registry.npmjs.org"]
 # connect = ["localhost:5432"]
 
 # [limits]

@@ -150,6 +150,20 @@ func TestTripwiresOfAPolicy(t *testing.T) {
 	require.Contains(t, got.stdout, "changed .envrc")
 }
 
+// The policy's limit ends a command as timeout(1) would, and says so.
+func TestExecThatRunsOutOfTime(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	for name, script := range map[string]string{"by the signal": "exec sleep 60", "by itself": "trap 'kill $!; exit 0' TERM; sleep 60 & wait"} {
+		b := newBench(t)
+		b.write("p.toml", "version = 1\n[limits]\ntimeout = \"300ms\"")
+		got := b.run("exec", "--policy", "p.toml", "--", "/bin/sh", "-c", script)
+		require.Equal(t, 124, got.code, "%s: %s", name, got.stderr)
+		require.Contains(t, got.stderr, "caisson: still running after 300ms (wall-clock limit)", name)
+		require.Zero(t, b.run("exec", "--policy", "p.toml", "--", "true").code)
+	}
+}
+
 func TestPolicyCommands(t *testing.T) {
 	b := newBench(t)
 	config := configured(t, b)

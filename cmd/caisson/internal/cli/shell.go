@@ -49,7 +49,7 @@ Caisson failed or refused; 126 the program is not executable, or running it was
 denied; 127 it was not found.`,
 		Example: `  caisson shell
   caisson shell --agent claude --workspace ~/src/app
-  caisson shell --connect-tcp 443 --udp -- bash`,
+  caisson shell --allow-domain github.com -- bash`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			code, err := a.shell(cmd.Context(), f, args)
 			a.code = code
@@ -102,9 +102,7 @@ func (f *shellFlags) request(a *app, argv []string) (application.TerminalRequest
 // shell runs a program on a terminal of its own and returns its exit code.
 func (a *app) shell(ctx context.Context, flags shellFlags, argv []string) (_ int, err error) {
 	defer func() {
-		if timeout := (*domain.TimeoutError)(nil); errors.As(err, &timeout) {
-			err = coded{err, exitTimedOut}
-		} else if err != nil {
+		if err != nil {
 			err = coded{err, execCode(err)}
 		}
 	}()
