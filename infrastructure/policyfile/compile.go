@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -271,11 +272,7 @@ func (f *file) expand(item *value, key string) (string, bool) {
 			f.bad(item.at, key, "a ${ without its }", "write $${ for a literal ${")
 			return "", false
 		case !slices.Contains(variables, name):
-			remedy := didYouMean(name, variables)
-			if remedy == "" {
-				remedy = "one of " + strings.Join(variables, ", ")
-			}
-			f.bad(item.at, key, fmt.Sprintf("unknown variable ${%s}", name), remedy)
+			f.bad(item.at, key, fmt.Sprintf("unknown variable ${%s}", name), cmp.Or(didYouMean(name, variables), "one of "+strings.Join(variables, ", ")))
 			return "", false
 		case values[name] == "":
 			f.bad(item.at, key, fmt.Sprintf("${%s} has no value here", name), "set HOME to an absolute path, or write the path")

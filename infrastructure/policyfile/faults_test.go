@@ -38,8 +38,8 @@ func realDir(t *testing.T) string {
 func TestFaults(t *testing.T) {
 	const v = "version = 1\n"
 	for name, c := range map[string]struct{ text, want string }{
-		"empty":            {"", "P:1:1: version: missing; The version of the format."},
-		"version":          {"version = 2", "P:1:11: version: 2 is out of bounds; 1 to 1"},
+		"empty":            {"", "P:1:1: version: missing; write version = 1"},
+		"version":          {"version = 2", "P:1:11: version: 2 is out of bounds; the only one is 1"},
 		"version's type":   {`version = "1"`, "P:1:11: version: a string, but it must be an integer"},
 		"not TOML":         {v + "a = = 1", "P:2:5: unexpected character U+003D '=' at start of value"},
 		"unclosed string":  {v + `workspace = "ro`, `P:2:15: unterminated basic string`},
@@ -124,7 +124,8 @@ func TestFaults(t *testing.T) {
 		"deny an address":  {v + "[network]\ndeny = [\"10.0.0.0/8\"]", "P:3:1: network.deny: a policy only grants"},
 
 		// What is extended.
-		"no such preset":  {v + `extends = ["preset:reviw"]`, `P:2:12: extends[0]: there is no preset "reviw"; one of ci, review`},
+		"no such preset":  {v + `extends = ["preset:reviw"]`, `P:2:12: extends[0]: there is no preset "reviw"; did you mean review?`},
+		"nothing like it": {v + `extends = ["preset:strict"]`, `P:2:12: extends[0]: there is no preset "strict"; one of ci, review`},
 		"no prefix":       {v + `extends = ["review"]`, `P:2:12: extends[0]: a preset is named with a prefix; write preset:review`},
 		"no such file":    {v + `extends = ["gone.toml"]`, `P:2:12: extends[0]: "gone.toml" cannot be read: no such file or directory`},
 		"an empty name":   {v + `extends = [""]`, `P:2:12: extends[0]: "" is no file; name a file, or preset:NAME`},

@@ -158,8 +158,21 @@ func (k *key) check(v *value, name string, f *faults) {
 	}
 }
 
+// oneNumber reports whether there is but one number that the key can have.
+func (k *key) oneNumber() bool { return k.most > 0 && k.least == k.most }
+
+// whatToWrite is the remedy where a key is missing.
+func (k *key) whatToWrite() string {
+	if k.oneNumber() {
+		return fmt.Sprintf("write %s = %g", k.name, k.most)
+	}
+	return k.doc
+}
+
 func (k *key) bounds() string {
 	switch {
+	case k.oneNumber():
+		return fmt.Sprintf("the only one is %g", k.most)
 	case k.above:
 		return fmt.Sprintf("a finite number above %g", k.least)
 	case k.most > 0:
@@ -192,7 +205,7 @@ func (k *key) checkTable(v *value, name string, f *faults) {
 	}
 	for _, c := range k.keys {
 		if c.required && v.get(c.name) == nil {
-			f.add(&Error{File: v.at.file, Line: v.at.line, Column: v.at.column, Key: dotted(c.name), Reason: "missing", Remedy: c.doc})
+			f.add(&Error{File: v.at.file, Line: v.at.line, Column: v.at.column, Key: dotted(c.name), Reason: "missing", Remedy: c.whatToWrite()})
 		}
 	}
 }
@@ -240,7 +253,8 @@ func (k *key) nearest(name string) string {
 	return "one of " + strings.Join(candidates, ", ")
 }
 
-// didYouMean names the candidate nearest to a name, if one is near.
+// didYouMean names the candidate nearest to a name, if one is near; it is empty
+// otherwise.
 func didYouMean(name string, candidates []string) string {
 	best, least := "", 1+max(2, len(name)/3)
 	for _, c := range candidates {

@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -140,7 +141,7 @@ func (l *loader) extend(item *value, key, path string, stack []string) error {
 	}
 	if name, ok := strings.CutPrefix(item.text, presetPrefix); ok {
 		if !slices.Contains(Presets(), name) {
-			return fault(fmt.Sprintf("there is no preset %q", name), "one of "+strings.Join(Presets(), ", "), nil)
+			return fault(fmt.Sprintf("there is no preset %q", name), cmp.Or(didYouMean(name, Presets()), "one of "+strings.Join(Presets(), ", ")), nil)
 		}
 		if slices.Contains(l.presets, name) {
 			return nil
