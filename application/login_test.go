@@ -202,8 +202,10 @@ func TestALoginThatThereCannotBe(t *testing.T) {
 	_, err = r.Open(t.Context(), q)
 	require.ErrorContains(t, err, "caisson login fake")
 	require.NotContains(t, err.Error(), "--credential-file")
-	q.Policy.Env = []domain.EnvRule{{Name: "FAKE_KEY", Value: "made up", Literal: true}}
-	s, err := r.Open(t.Context(), q)
-	require.NoError(t, err, "the policy hands it one")
-	require.NoError(t, s.Close(t.Context()))
+	for _, name := range []string{"FAKE_KEY", "A_CLOUDS_PROFILE"} {
+		q.Policy.Env = []domain.EnvRule{{Name: name, Value: "made up", Literal: true}}
+		s, err := r.Open(t.Context(), q)
+		require.NoError(t, err, "the policy may hand it one")
+		require.NoError(t, s.Close(t.Context()))
+	}
 }
