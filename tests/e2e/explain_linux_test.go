@@ -175,7 +175,7 @@ func (w *world) randomPlan() domain.SandboxPlan {
 		}
 		access := oneOf(w, usual)
 		if w.rand.IntN(3) == 0 {
-			access = domain.Access(w.rand.Uint32()) & (1<<16 - 1)
+			access = domain.Access(1 + w.rand.IntN(1<<16-1)) // no rule is without a right
 		}
 		rules = append(rules, domain.PathRule{Path: canonical, Access: access, Presence: domain.Optional, Why: "test", Resolved: true})
 	}
