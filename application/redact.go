@@ -2,7 +2,9 @@ package application
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -15,7 +17,8 @@ const minSecret = 12
 
 // redactor takes the values of secret variables out of events, before they are
 // recorded and given out: an agent that holds a key can print it, and every tool
-// that it runs can. A value that comes in pieces, or encoded, is not recognised.
+// that it runs can. A value that comes in pieces, or encoded, is not recognised, but
+// for the password in a URL.
 type redactor struct {
 	secrets []secret
 }
@@ -38,7 +41,7 @@ func newRedactor(plan domain.SandboxPlan, lookup func(name string) (string, bool
 			value, _ = lookup(rule.Name)
 		}
 		if !strings.HasPrefix(value, "/") {
-			r.add(value, "[value of "+rule.Name+"]")
+			r.addValue(value, "[value of "+rule.Name+"]")
 		}
 	}
 	r.sort()
@@ -52,6 +55,19 @@ func (r *redactor) with(login []string) *redactor {
 	}
 	r.sort()
 	return r
+}
+
+// addValue adds the value of a variable. If it is a URL with a password, that is the
+// secret, and clients show it alone, or as they send it (curl -v does; RFC 7617).
+func (r *redactor) addValue(value, name string) {
+	r.add(value, name)
+	if u, err := url.Parse(value); err == nil && u.User != nil {
+		password, _ := u.User.Password()
+		r.add(password, name)
+		if password != "" {
+			r.add(base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password)), name)
+		}
+	}
 }
 
 func (r *redactor) add(value, name string) {

@@ -2,6 +2,7 @@ package application_test
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"testing"
 
@@ -18,6 +19,7 @@ func TestSecretsAreInNoEvent(t *testing.T) {
 		key    = "sk-0123456789abcdef"
 		longer = key + "-and-more"
 		quoted = "with \"quotes\" and \\"
+		token  = "0123456789abcdef0123456789abcdef"
 	)
 	in := func(s string) []domain.ReplyEvent {
 		said := []byte(fmt.Sprintf(`{"command":%q,"n":1}`, s))
@@ -45,6 +47,7 @@ func TestSecretsAreInNoEvent(t *testing.T) {
 		{Name: "KEY", Secret: true},
 		{Name: "LONGER", Value: longer, Literal: true, Secret: true},
 		{Name: "QUOTED", Value: quoted, Literal: true, Secret: true},
+		{Name: "PROXY", Value: "http://someone:" + token + "@127.0.0.1:8", Literal: true, Secret: true},
 		{Name: "SHORT", Value: "short", Literal: true, Secret: true},
 		{Name: "PATHLIKE", Value: "/a/path/that/is/long", Literal: true, Secret: true},
 		{Name: "OPEN", Value: "not a secret at all", Literal: true},
@@ -52,7 +55,10 @@ func TestSecretsAreInNoEvent(t *testing.T) {
 	}
 	s, err := r.Open(t.Context(), request)
 	require.NoError(t, err)
-	for secret, name := range map[string]string{key: "KEY", longer: "LONGER", quoted: "QUOTED"} {
+	for secret, name := range map[string]string{
+		key: "KEY", longer: "LONGER", quoted: "QUOTED",
+		"http://someone:" + token + "@127.0.0.1:8": "PROXY", token: "PROXY", base64.StdEncoding.EncodeToString([]byte("someone:" + token)): "PROXY",
+	} {
 		said = secret
 		events := play(t, s, "go")
 		// A clean event tells what the others must look like.
