@@ -232,12 +232,13 @@ func (l *Logins) Lend(ctx context.Context, id ports.LoginID, format ports.LoginF
 		}
 		defer state.Close()
 		defer spool.Close()
-		// The note first: a copy without one would not be taken back.
-		if err := replace(spool, lentFile, note); err != nil {
+		// The agent may have put anything there in an earlier turn, which must not be
+		// there when there is a note: it would be taken for the copy, renewed.
+		if err := removeTree(state, format.File); err != nil {
 			return err
 		}
-		// The agent may have put anything there in an earlier turn.
-		if err := removeTree(state, format.File); err != nil {
+		// The note first: a copy without one would not be taken back.
+		if err := replace(spool, lentFile, note); err != nil {
 			return err
 		}
 		secrets = c.secrets

@@ -309,6 +309,23 @@ func TestACopyThatCannotBeKeptIsNotLost(t *testing.T) {
 	require.Contains(t, b.kept(t), "a-two")
 }
 
+// What the agent has put there in an earlier turn is gone before there is a note of a
+// loan: whoever finds the note takes what is there for the copy.
+func TestNothingIsThereBeforeTheLoan(t *testing.T) {
+	b := newLoginBench(t)
+	b.keep(t, login("one", "us", time.Now()))
+	write(t, b.copy(), login("planted", "us", time.Now().Add(time.Hour)))
+	note := filepath.Join(b.dirs.Spool, "login.json")
+	require.NoError(t, os.MkdirAll(filepath.Join(note, "full"), 0o700))
+	_, err := b.Lend(t.Context(), mine, form, b.dirs)
+	require.Error(t, err)
+	require.NoFileExists(t, b.copy())
+	require.NoError(t, os.RemoveAll(note))
+	_, err = b.Lend(t.Context(), mine, form, b.dirs)
+	require.NoError(t, err)
+	require.FileExists(t, b.copy())
+}
+
 func TestTheLockOfTheLogins(t *testing.T) {
 	b := newLoginBench(t)
 	b.keep(t, login("one", "us", time.Now()))
