@@ -195,7 +195,7 @@ func (x *execution) buildPlan(ctx context.Context, temp string) error {
 		rules = append(preset, rules...)
 		plan = domain.NewSandboxPlan(presetExec).WithEnv(env...)
 	}
-	x.plan, err = x.o.completePlan(plan, policy, rules, []string{temp}, append(x.o.guard(found.Guarded), x.o.ownProgram()))
+	x.plan, err = x.o.completePlan(ctx, plan, policy, rules, []string{temp}, append(x.o.guard(found.Guarded), x.o.ownProgram()))
 	return err
 }
 

@@ -62,7 +62,7 @@ func (l *launch) run(ctx context.Context) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{
-		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, egress: l.egress, journal: l.journal, login: l.login, log: l.log, tripwires: l.req.Tripwires,
+		o: l.o, structured: l.structured, agent: l.session, plan: l.plan, gateway: l.gateway, egress: l.egress, journal: l.journal, login: l.login, own: ownDirs(l.dirs), log: l.log, tripwires: l.req.Tripwires,
 		id: l.session.ID(), fresh: l.req.Resume == "",
 	}
 	return s, l.o.register(s)
@@ -374,17 +374,17 @@ func (l *launch) buildPlan(ctx context.Context) error {
 			l.noteGateway()
 		}
 	}
-	own := []string{l.dirs.State, l.dirs.Home, l.dirs.Temp}
+	own := ownDirs(l.dirs)
 	programs := append(l.o.guard(l.guarded), l.o.ownProgram())
 	if l.adapter != nil {
 		programs = append(programsOf(l.req.Agent, l.install), programs...)
 	}
-	plan, err := l.o.completePlan(plan, policy, rules, own, programs)
+	plan, err := l.o.completePlan(ctx, plan, policy, rules, own, programs)
 	if err == nil && l.gated {
 		err = l.checkGateway(plan)
 	}
 	if err == nil {
-		err = l.checkLogins(ctx, plan)
+		err = l.checkLogin()
 	}
 	if err != nil {
 		return err
@@ -425,9 +425,12 @@ func (l *launch) needsOrigins() map[string]string {
 	return origins
 }
 
+// ownDirs are the directories that a session's programs may write to.
+func ownDirs(dirs ports.SessionDirs) []string { return []string{dirs.State, dirs.Home, dirs.Temp} }
+
 // completePlan adds the policy and the rules to a plan and checks the whole.
 // own are directories below the records' root that the plan may let be written.
-func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rules []domain.PathRule, own []string, programs []program) (domain.SandboxPlan, error) {
+func (o *Orchestrator) completePlan(ctx context.Context, plan domain.SandboxPlan, policy Policy, rules []domain.PathRule, own []string, programs []program) (domain.SandboxPlan, error) {
 	policy, err := resolveSockets(policy)
 	if err != nil {
 		return domain.SandboxPlan{}, err
@@ -449,6 +452,9 @@ func (o *Orchestrator) completePlan(plan domain.SandboxPlan, policy Policy, rule
 	}
 	plan = plan.WithRules(resolved...)
 	if err := checkGrants(plan, root, own, programs); err != nil {
+		return domain.SandboxPlan{}, err
+	}
+	if err := o.checkLogins(ctx, plan, own); err != nil {
 		return domain.SandboxPlan{}, err
 	}
 	return o.planEgress(plan, policy)

@@ -174,9 +174,9 @@ func (l *launch) chooseLogin() error {
 	return nil
 }
 
-// checkLogins refuses a plan that lets an agent read the logins that are kept, and
-// a variable that would come before the one that it holds.
-func (l *launch) checkLogins(ctx context.Context, plan domain.SandboxPlan) error {
+// checkLogin refuses a variable that would come before the login that the agent is
+// to hold.
+func (l *launch) checkLogin() error {
 	if api := l.fragment.ModelAPI; l.login != nil && api != nil {
 		for _, e := range l.req.Policy.Env {
 			if slices.ContainsFunc(api.Credentials, func(c ports.APICredential) bool { return c.Env == e.Name }) {
@@ -187,20 +187,26 @@ func (l *launch) checkLogins(ctx context.Context, plan domain.SandboxPlan) error
 			}
 		}
 	}
-	if l.o.logins == nil {
+	return nil
+}
+
+// checkLogins refuses a plan that lets a program read the logins that are kept, or the
+// copies that sessions have of them. own are the directories of its own session.
+func (o *Orchestrator) checkLogins(ctx context.Context, plan domain.SandboxPlan, own []string) error {
+	if o.logins == nil {
 		return nil
 	}
-	dir := l.o.logins.Dir()
+	dir, root := o.logins.Dir(), o.store.Root()
 	for _, r := range plan.Rules() {
-		if !overlaps(r.Path, dir) {
+		if slices.ContainsFunc(own, func(dir string) bool { return covers(dir, r.Path) }) || !overlaps(r.Path, dir) && !overlaps(r.Path, root) {
 			continue
 		}
-		kept, err := l.o.logins.List(ctx)
+		kept, err := o.logins.List(ctx)
 		if err != nil || len(kept) == 0 {
 			return err
 		}
 		return &domain.InvalidError{
-			What: "path rule", Value: r.Path, Reason: fmt.Sprintf("it would let the agent read the logins that Caisson keeps in %s (granted by: %s)", dir, r.Why),
+			What: "path rule", Value: r.Path, Reason: fmt.Sprintf("it would let the program read the logins that Caisson keeps in %s, or the copies of its sessions (granted by: %s)", dir, r.Why),
 			Remedy: "grant a directory that does not contain them, or forget them with: caisson logout",
 		}
 	}

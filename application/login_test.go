@@ -3,6 +3,7 @@ package application_test
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -29,7 +30,10 @@ type fakeLogins struct {
 	calls            []string
 	lend, back       error
 	ret              ports.LoginReturn
+	kept             []ports.LoginID
 }
+
+func (f *fakeLogins) List(context.Context) ([]ports.LoginID, error) { return f.kept, nil }
 
 func (f *fakeLogins) call(name string) {
 	f.mu.Lock()
@@ -208,4 +212,48 @@ func TestALoginThatThereCannotBe(t *testing.T) {
 		require.NoError(t, err, "the policy may hand it one")
 		require.NoError(t, s.Close(t.Context()))
 	}
+}
+
+// No program may read the logins, nor the copies that other sessions have of them: not
+// an agent, not a command, and not a session that was there before the first login.
+func TestNoPlanLetsTheLoginsBeRead(t *testing.T) {
+	r, logins, _ := loginRig(t)
+	r.commands.run = func(context.Context, domain.SpawnLine, ports.Stdio) (ports.CommandResult, error) {
+		return ports.CommandResult{}, nil
+	}
+	for _, path := range []string{r.records.Root(), filepath.Join(r.records.Root(), "sessions"), filepath.Dir(r.records.Root())} {
+		mkdir(t, path)
+		policy := application.Policy{Rules: []domain.PathRule{{Path: path, Access: domain.AccessRead, Why: "a test"}}}
+		q := r.request()
+		q.Policy, q.DirectAPI = policy, true
+		q.Policy.Env = []domain.EnvRule{{Name: "FAKE_KEY", Value: "made up", Literal: true}}
+		before, err := r.Open(t.Context(), q)
+		require.NoError(t, err, "there is nothing to read")
+
+		logins.kept = []ports.LoginID{{Agent: "fake"}}
+		_, err = before.Send(t.Context(), "hi")
+		require.ErrorContains(t, err, "read the logins")
+		require.NoError(t, before.Close(t.Context()))
+		_, err = r.Open(t.Context(), q)
+		require.ErrorContains(t, err, "read the logins")
+		_, err = r.Exec(t.Context(), application.ExecRequest{Argv: []string{"/bin/true"}, Dir: r.workspace, Policy: policy})
+		require.ErrorContains(t, err, "read the logins")
+		_, err = r.Exec(t.Context(), application.ExecRequest{Argv: []string{"/bin/true"}, Dir: r.workspace})
+		require.NoError(t, err, "its own directories are no others'")
+		logins.kept = nil
+	}
+}
+
+// What listens for the agent is closed also where its login cannot be taken back.
+func TestALoginThatCannotBeTakenBackKeepsNothingOpen(t *testing.T) {
+	proxies := &portstest.FakeEgressProxy{}
+	r, logins, q := loginRig(t, withEgress(proxies))
+	s, err := r.Open(t.Context(), q)
+	require.NoError(t, err)
+	play(t, s, "say hello")
+	logins.set(nil, errors.New("disk full"))
+	require.ErrorContains(t, s.Close(t.Context()), "disk full")
+	require.True(t, proxies.Opened()[0].Closed())
+	logins.set(nil, nil)
+	require.NoError(t, s.Close(t.Context()))
 }

@@ -28,6 +28,7 @@ type Session struct {
 	egress     ports.Egress  // nil without one
 	journal    *egressJournal
 	login      *borrower // nil without one
+	own        []string  // the directories that the agent may write to
 	tripwires  TripwireMode
 	id         domain.SessionID
 	fresh      bool // opened as a new session
@@ -137,7 +138,7 @@ func (s *Session) Send(ctx context.Context, prompt string) (*Turn, error) {
 // before, and the secrets of the login that the agent holds. Before the process
 // exists there is a record by which another one finds it if we die.
 func (s *Session) start(ctx context.Context, prompt string) (_ ports.Turn, before trips, secrets []string, err error) {
-	if err := errors.Join(s.payFinal(ctx), s.checkPlan()); err != nil {
+	if err := errors.Join(s.payFinal(ctx), s.checkPlan(), s.o.checkLogins(ctx, s.plan, s.own)); err != nil {
 		return nil, nil, nil, err
 	}
 	if s.tripwires != TripwiresOff {
@@ -249,19 +250,8 @@ func (s *Session) Close(ctx context.Context) error {
 		err = await(ctx, turn.done)
 	}
 	if err == nil {
-		// What a turn that came to nothing has left, or could not be kept before.
-		var ret ports.LoginReturn
-		ret, err = s.login.takeBack(ctx)
-		if n, ok := tellReturn(ret); ok {
-			s.o.log.Warn(n.Message, slog.String("session", string(s.id)))
-		}
-	}
-	if err == nil && s.gateway != nil {
-		// Nobody is left who could use it.
-		err = s.gateway.Close(ctx)
-	}
-	if err == nil && s.egress != nil {
-		err = s.o.closeEgress(ctx, s.egress)
+		// Nobody is left who could use them, so one that fails keeps no other open.
+		err = errors.Join(s.closeServices(ctx), s.closeLogin(ctx))
 	}
 	s.mu.Lock()
 	s.stopped = s.stopped || err == nil
@@ -273,6 +263,27 @@ func (s *Session) Close(ctx context.Context) error {
 		return fmt.Errorf("close session %s: %w", s.id, err)
 	}
 	return nil
+}
+
+// closeServices closes what listens for the agent.
+func (s *Session) closeServices(ctx context.Context) (err error) {
+	if s.gateway != nil {
+		err = s.gateway.Close(ctx)
+	}
+	if s.egress != nil {
+		err = errors.Join(err, s.o.closeEgress(ctx, s.egress))
+	}
+	return err
+}
+
+// closeLogin takes back what a turn that came to nothing has left, or what could not
+// be kept before.
+func (s *Session) closeLogin(ctx context.Context) error {
+	ret, err := s.login.takeBack(ctx)
+	if n, ok := tellReturn(ret); ok {
+		s.o.log.Warn(n.Message, slog.String("session", string(s.id)))
+	}
+	return err
 }
 
 // await returns when the channel is closed, or ctx ends, with its error.
