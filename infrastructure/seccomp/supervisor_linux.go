@@ -312,8 +312,9 @@ func (s *Supervisor) decide(n *notification, address []byte) response {
 		return otherwise()
 	case k == stream && familyOf(address) == unix.AF_UNIX:
 		return s.decideUnix(n, fd, address, otherwise)
-	case s.grants.All && (k == tcp || k == udp):
-		// A port that is granted on every host, UDP, or the end of a connection.
+	case s.grants.All && (k == udp || k == tcp && (to != nil || familyOf(address) == unix.AF_UNSPEC)):
+		// A port that is granted on every host, UDP, or the end of a connection. What
+		// could not be read could lead anywhere.
 		return n.fail(s.connecting(fd, func() error { return finished(fd, connectAs(fd, address)) }))
 	case s.grants.All && k == noSocket:
 		return n.fail(unix.ENOTSOCK)
@@ -537,6 +538,10 @@ func unixName(address []byte) (name string, abstract bool) {
 	return name, false
 }
 
+// shortInet6 is the size of a struct sockaddr_in6 without its last member, which the
+// kernel takes for one too (SIN6_LEN_RFC2133).
+const shortInet6 = 24
+
 // addressOf reads a struct sockaddr_in or sockaddr_in6; nil for another one.
 func addressOf(buf []byte) (unix.Sockaddr, netip.AddrPort) {
 	if len(buf) < unix.SizeofSockaddrInet4 {
@@ -548,7 +553,7 @@ func addressOf(buf []byte) (unix.Sockaddr, netip.AddrPort) {
 		to := &unix.SockaddrInet4{Port: int(port), Addr: [4]byte(buf[4:8])}
 		return to, netip.AddrPortFrom(netip.AddrFrom4(to.Addr), port)
 	case unix.AF_INET6:
-		if len(buf) < unix.SizeofSockaddrInet6 {
+		if len(buf) < shortInet6 {
 			break
 		}
 		// Without its zone: no destination has one.

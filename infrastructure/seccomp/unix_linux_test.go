@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -468,4 +469,46 @@ func TestAUnixSocketThatWasReplacedIsAnotherOne(t *testing.T) {
 	require.NoError(t, before)
 	require.ErrorIs(t, after, unix.EACCES)
 	require.ErrorIs(t, none, os.ErrDeadlineExceeded, "nothing came to the new one")
+}
+
+// The kernel takes an address of IPv6 without its last member too (SIN6_LEN_RFC2133),
+// and whatever it takes is looked at before the supervisor connects to it.
+func TestAShortAddressIsNoWayBesideAUnixDestination(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newUnixStage(t, "unix")
+	granted, reached := listen(t, "tcp4", "127.0.0.1:0")
+	port, onPort := listen(t, "tcp4", "127.0.0.1:0")
+	other, unwanted := listen(t, "tcp4", "127.0.0.1:0")
+	short := func(to netip.AddrPort, size int) error {
+		address := make([]byte, unix.SizeofSockaddrInet6)
+		binary.NativeEndian.PutUint16(address, unix.AF_INET6)
+		binary.BigEndian.PutUint16(address[2:], to.Port())
+		mapped := to.Addr().As16()
+		copy(address[8:], mapped[:])
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return connectAs(fd, address[:size])
+	}
+	require.NoError(t, short(other, 24), "the companion")
+	require.Eventually(t, func() bool { return unwanted.Load() == 1 }, 5*time.Second, time.Millisecond)
+	var errs [29]error
+	var allowed []error
+	plan := s.plan().WithDestinations(granted).WithConnectTCP(port.Port())
+	require.NoError(t, supervisedUnder(t, plan, func(*Supervisor) {
+		for size := 2; size <= 28; size++ {
+			errs[size] = short(other, size)
+		}
+		allowed = []error{short(granted, 24), short(granted, 27), short(port, 24), short(port, 28)}
+	}))
+	for size := 2; size <= 28; size++ {
+		require.Error(t, errs[size], size)
+	}
+	require.EqualValues(t, 1, unwanted.Load(), "the companion's")
+	for i, err := range allowed {
+		require.NoError(t, err, i)
+	}
+	require.Eventually(t, func() bool { return reached.Load() == 2 && onPort.Load() == 2 }, 5*time.Second, time.Millisecond)
 }
