@@ -155,8 +155,10 @@ func TestNoDescriptorsLeft(t *testing.T) {
 		require.True(t, ok, string(out))
 		n, err := strconv.Atoi(count)
 		require.NoError(t, err, string(out))
-		// Rules, the ruleset, the start itself and the pidfd, at least.
-		require.GreaterOrEqual(t, n, 10, line)
+		// The rules and the ruleset, at least, which are all open before the thread
+		// is there. How many of them are closed again when the start makes its own
+		// is a matter of time.
+		require.GreaterOrEqual(t, n, len(testPlan("").Rules())+1, line)
 	}
 }
 
