@@ -2,6 +2,7 @@ package application
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -51,19 +52,35 @@ func (o *Orchestrator) planEgress(plan domain.SandboxPlan, policy Policy) (domai
 			What: "domain", Value: domains[0].String(), Reason: "this orchestrator has no egress proxy", Remedy: "set application.Config.Egress",
 		}
 	}
-	if err := o.egress.Check(domains); err != nil {
-		return plan, err
+	origins := plan.Origins()
+	for _, d := range domains {
+		err := o.egress.Check([]domain.EgressDomain{d})
+		invalid, origin := (*domain.InvalidError)(nil), origins["domain "+d.String()]
+		if errors.As(err, &invalid) && origin != "" {
+			err = &domain.InvalidError{What: invalid.What, Value: invalid.Value, Reason: invalid.Reason + " (granted by: " + origin + ")", Remedy: invalid.Remedy}
+		}
+		if err != nil {
+			return plan, err
+		}
 	}
 	env := proxyEnv(plan, "")
 	for _, e := range policy.Env {
 		if slices.ContainsFunc(env, func(own domain.EnvRule) bool { return own.Name == e.Name }) {
-			return plan, &domain.InvalidError{
-				What: "environment variable", Value: e.Name, Reason: "it leads programs to the egress proxy, which the domains of the policy take",
-				Remedy: "leave it out, or the domains",
+			reason := "it leads programs to the egress proxy, which the domains of the policy take"
+			if e.Why != "" {
+				reason += " (set by: " + e.Why + ")"
 			}
+			return plan, &domain.InvalidError{What: "environment variable", Value: e.Name, Reason: reason, Remedy: "leave it out, or the domains"}
 		}
 	}
 	return plan.WithEgressProxy(0, env...), nil
+}
+
+// CheckEgress returns what makes every plan with the policy's hosts by name be
+// refused; nil if nothing does.
+func (o *Orchestrator) CheckEgress(policy Policy) error {
+	_, err := o.planEgress(policy.Apply(domain.NewSandboxPlan("policy")), policy)
+	return err
 }
 
 // openEgress opens the proxy that the plan needs, nil for none, and puts it into the

@@ -111,7 +111,12 @@ func TestDomainsThatAreRefused(t *testing.T) {
 		change func(*application.OpenRequest)
 		reason string
 	}{
-		"no proxy":           {func(c *application.Config) { c.Egress = nil }, nil, "no egress proxy"},
+		"no proxy": {func(c *application.Config) { c.Egress = nil }, nil, "no egress proxy"},
+		"who granted it": {func(c *application.Config) {
+			c.Egress = &portstest.FakeEgressProxy{Refuse: &domain.InvalidError{What: "domain", Value: "example.org", Reason: "too wide", Remedy: "less"}}
+		}, func(q *application.OpenRequest) {
+			q.Policy.Origins = map[string]string{"domain example.org": "the file:3"}
+		}, `domain "example.org": too wide (granted by: the file:3); less`},
 		"the proxy's check":  {func(c *application.Config) { c.Egress = &portstest.FakeEgressProxy{Refuse: errors.New("too wide")} }, nil, "too wide"},
 		"it cannot be open":  {func(c *application.Config) { c.Egress = &portstest.FakeEgressProxy{Fail: errors.New("no port")} }, nil, "no port"},
 		"without a sandbox":  {nil, func(q *application.OpenRequest) { q.Sandbox = application.SandboxOff("a test") }, "nothing would enforce them"},

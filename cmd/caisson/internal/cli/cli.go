@@ -45,7 +45,7 @@ type Process struct {
 func Main(ctx context.Context, p Process) int {
 	app := &app{Process: p}
 	root := app.root()
-	root.SetArgs(p.Args)
+	root.SetArgs(append([]string{}, p.Args...)) // for nil cobra would take os.Args
 	root.SetIn(p.Stdin)
 	help := &remembering{Writer: p.Stdout}
 	root.SetOut(help)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson/application"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/policyfile"
@@ -123,45 +124,32 @@ const (
 	privateTemp  = "/${tmp}"
 )
 
-// agents returns the agents that there are adapters for.
-func (a *app) agents(ctx context.Context) (kinds []domain.AgentKind, err error) {
-	caisson, err := a.compose(ctx)
-	if err != nil {
-		return nil, failure{err}
-	}
-	kinds = caisson.Orchestrator.Agents()
-	if err := caisson.Close(context.WithoutCancel(ctx)); err != nil {
-		return nil, failure{err}
-	}
-	return kinds, nil
-}
-
 // loadPolicy compiles a policy for a command and for every agent, so that each
 // section is looked at, and returns its files.
-func (a *app) loadPolicy(ctx context.Context, path string, load func(string, ports.PolicyPlace) (ports.FoundPolicy, []policyfile.Document, error)) ([]policyfile.Document, error) {
-	agents, err := a.agents(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var (
-		documents []policyfile.Document
-		faults    []string
-	)
-	for _, agent := range append([]domain.AgentKind{""}, agents...) {
-		_, loaded, err := load(path, a.policyPlace(agents, agent, path))
-		if err != nil && !slices.Contains(faults, err.Error()) {
-			faults = append(faults, err.Error())
+func (a *app) loadPolicy(ctx context.Context, path string, load func(string, ports.PolicyPlace) (ports.FoundPolicy, []policyfile.Document, error)) (documents []policyfile.Document, err error) {
+	err = a.with(ctx, func(_ context.Context, o *application.Orchestrator) error {
+		var faults []string
+		agents := o.Agents()
+		for _, agent := range append([]domain.AgentKind{""}, agents...) {
+			found, loaded, err := load(path, a.policyPlace(agents, agent, path))
+			if err == nil {
+				err = o.CheckEgress(found.Policy)
+			}
+			if err != nil && !slices.Contains(faults, err.Error()) {
+				faults = append(faults, err.Error())
+			}
+			if documents == nil {
+				documents = loaded
+			} else if err == nil && !slices.Equal(documents, loaded) {
+				return fmt.Errorf("%s changes while it is read: try again", path)
+			}
 		}
-		if documents == nil {
-			documents = loaded
-		} else if err == nil && !slices.Equal(documents, loaded) {
-			return nil, failure{fmt.Errorf("%s changes while it is read: try again", path)}
+		if len(faults) > 0 {
+			return usageError{errors.New(strings.Join(faults, "\n"))}
 		}
-	}
-	if len(faults) > 0 {
-		return nil, usageError{errors.New(strings.Join(faults, "\n"))}
-	}
-	return documents, nil
+		return nil
+	})
+	return documents, err
 }
 
 func (a *app) checkPolicy(ctx context.Context, path string) error {
@@ -182,8 +170,11 @@ func files(documents []policyfile.Document) []byte {
 }
 
 func (a *app) showPolicy(ctx context.Context, path string, agent domain.AgentKind) error {
-	agents, err := a.agents(ctx)
-	if err != nil {
+	var agents []domain.AgentKind
+	if err := a.with(ctx, func(_ context.Context, o *application.Orchestrator) error {
+		agents = o.Agents()
+		return nil
+	}); err != nil {
 		return err
 	}
 	if agent != "" && !slices.Contains(agents, agent) {
