@@ -237,7 +237,11 @@ func (j *egressJournal) log(to *slog.Logger) {
 		if !d.Allowed {
 			level = slog.LevelWarn
 		}
-		to.Log(context.Background(), level, "egress proxy: "+d.String(), slog.Int("times", j.times[d]))
+		var about []slog.Attr
+		if times := j.times[d]; times > 1 {
+			about = append(about, slog.Int("times", times))
+		}
+		to.LogAttrs(context.Background(), level, "egress proxy: "+d.String(), about...)
 	}
 	if j.omitted > 0 {
 		to.Warn("egress proxy: more decisions than are told one by one", slog.Int("others", j.omitted))

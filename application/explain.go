@@ -146,7 +146,7 @@ func ExplainTCP(plan domain.SandboxPlan, host string, port uint16) (domain.Expla
 	if named && len(plan.ReachableDestinations()) > 0 {
 		e.Notes = append(e.Notes, "destinations are addresses: ask for the one that the name leads to")
 	}
-	if named && !plan.UDP() {
+	if named && !plan.UDP() && len(e.Change.Domains) == 0 {
 		e.Notes = append(e.Notes, "the plan denies UDP, so a host's name can only be resolved by what needs none, such as /etc/hosts")
 	}
 	return e, nil

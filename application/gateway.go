@@ -147,7 +147,7 @@ func (l *launch) noteGateway() {
 	key, from := l.credential()
 	switch from {
 	case fromNowhere:
-		l.notes = append(l.notes, fmt.Sprintf("%s: no credential was found (%s): the gateway sends none to an API on this machine, and refuses requests to any other", kind, credentialNames(api)))
+		l.notes = append(l.notes, fmt.Sprintf("%s: no credential was found (%s): the gateway sends none to an API on this machine, and for any other no turn is begun", kind, credentialNames(api)))
 	case fromFile:
 		l.notes = append(l.notes, fmt.Sprintf("%s: the credential, %s from a file, stays with Caisson", kind, key.Env))
 	case fromEnv:

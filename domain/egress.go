@@ -34,6 +34,9 @@ func ParseEgressDomain(s string) (EgressDomain, error) {
 	var d EgressDomain
 	name, within, named := strings.Cut(s, "=")
 	if host, port, ok := strings.Cut(name, ":"); ok {
+		if strings.HasPrefix(port, "//") {
+			return bad("a URL, and no host", "name the host alone: example.com or example.com:8443")
+		}
 		if strings.Contains(port, ":") {
 			return bad("not a name with a port", "an address goes into connect: [::1]:8080")
 		}

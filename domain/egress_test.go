@@ -29,7 +29,7 @@ func TestParseEgressDomain(t *testing.T) {
 		"example.com:": "no port", "example.com:0": "no port", "example.com:0443": "no port", "example.com:+1": "no port", "example.com:65536": "no port", "example.com:x": "no port",
 		"a:1:2": "not a name with a port", "::1": "not a name with a port", "[::1]:443": "not a name with a port", "10.0.0.1": "an address", "10.0.0.1:80": "an address",
 		"127.1": "odd notation", "2130706433": "odd notation", "0x7f.1": "odd notation", "a.0x7f": "odd notation", "0x": "odd notation", "1.2.3.04": "odd notation",
-		"a..b": "no name", ".a": "no name", "a..": "no name", "-a.b": "no name", "a-.b": "no name", "a b": "no name", "a/b": "no name", "http://a": "no port", "user@a": "no name",
+		"a..b": "no name", ".a": "no name", "a..": "no name", "-a.b": "no name", "a-.b": "no name", "a b": "no name", "a/b": "no name", "http://a": "a URL", "user@a": "no name",
 		"bücher.example": "xn--", "a\x00b": "no name", strings.Repeat("a", 64) + ".b": "no name", strings.Repeat("a.", 127) + "b": "no name",
 		"a=": "no address", "a=private": "no address", "a=10.0.0.1/8": "no address", "a=::ffff:10.0.0.1": "no address", "a=fe80::1%eth0": "no address", "a=10.0.0.0/8,": "no address",
 		"localhost": "this machine", "LocalHost.:80=127.0.0.1": "this machine", "a.localhost": "this machine", "*.localhost": "this machine",

@@ -9,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/composition"
@@ -95,7 +97,7 @@ every turn begins with a receipt of what was.`
 // of its is an error.
 func commandOnly(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("no command %q%s", args[0], seeHelp(cmd))}
+		return usageError{fmt.Errorf("no command %q%s%s", args[0], didYouMean(cmd, args[0], ""), seeHelp(cmd))}
 	}
 	return nil
 }
@@ -117,7 +119,7 @@ func (a *app) root() *cobra.Command {
 		Version:       version(),
 	}
 	root.SetVersionTemplate(versionLine())
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{fmt.Errorf("%w%s", err, seeHelp(cmd))} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{flagFault(cmd, err)} })
 	root.CompletionOptions.HiddenDefaultCmd = true
 	a.log = logLevel(slog.LevelWarn)
 	root.PersistentFlags().Var(&a.log, "log-level", "what of Caisson's own working is logged to standard error: debug, info, warn or error, by `LEVEL`")
@@ -127,6 +129,42 @@ func (a *app) root() *cobra.Command {
 
 // seeHelp ends the message of a fault in the arguments.
 func seeHelp(cmd *cobra.Command) string { return fmt.Sprintf("; see %q", cmd.CommandPath()+" --help") }
+
+// didYouMean names the commands below cmd that are near to what was typed, as they
+// are written; it is empty if none is, or many are.
+func didYouMean(cmd *cobra.Command, typed, prefix string) string {
+	cmd.SuggestionsMinimumDistance = 2
+	near := cmd.SuggestionsFor(typed)
+	if len(near) == 0 || len(near) > 3 {
+		return ""
+	}
+	return "; did you mean " + prefix + strings.Join(near, " or "+prefix) + "?"
+}
+
+// flagFault is what is said of a fault in a command's flags.
+func flagFault(cmd *cobra.Command, err error) error {
+	var (
+		unknown *pflag.NotExistError
+		invalid *pflag.InvalidValueError
+		number  *strconv.NumError
+	)
+	switch {
+	case errors.As(err, &unknown):
+		// Cobra measures the distance between the names of commands alone.
+		var flags cobra.Command
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+		})
+		err = fmt.Errorf("%w%s", err, didYouMean(&flags, unknown.GetSpecifiedName(), "--"))
+	case errors.As(err, &invalid) && errors.As(err, &number): // Go's words, which name its functions
+		reason := "no such number"
+		if invalid.GetFlag().Value.Type() == "bool" {
+			reason = "neither true nor false"
+		}
+		err = fmt.Errorf("invalid argument %q for %q flag: %s", invalid.GetValue(), "--"+invalid.GetFlag().Name, reason)
+	}
+	return fmt.Errorf("%w%s", err, seeHelp(cmd))
+}
 
 // noArgs is for a command that takes flags alone.
 func noArgs(cmd *cobra.Command, args []string) error {

@@ -32,6 +32,7 @@ func TestAllowDomain(t *testing.T) {
 	got = b.run("explain", "--allow-domain", "*.example.org:8443", "tcp:example.org:8443")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.stdout, `would allow it   --allow-domain "example.org:8443"`)
+	require.NotContains(t, got.stdout, "UDP", "the proxy resolves it")
 
 	for name, args := range map[string][]string{
 		"every host":            {"--allow-domain", "*"},

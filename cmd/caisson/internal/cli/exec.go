@@ -48,7 +48,7 @@ executable, or running it was denied; 127 it was not found.`,
 	cmd.Flags().SortFlags = false
 	cmd.Flags().SetInterspersed(false)
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return coded{fmt.Errorf("%w%s", err, seeHelp(cmd)), exitExecFailed}
+		return coded{flagFault(cmd, err), exitExecFailed}
 	})
 	flags.add(cmd.Flags())
 	return cmd

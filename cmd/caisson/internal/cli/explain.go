@@ -126,6 +126,8 @@ func (a *app) question(what, op, to string) (func(domain.SandboxPlan) (domain.Ex
 		return nil, &domain.InvalidError{What: "unix socket", Value: path, Reason: "abstract, at no path", Remedy: "no flag grants those of programs outside of the sandbox"}
 	case strings.HasPrefix(what, "udp:"):
 		return nil, &domain.InvalidError{What: "address", Value: what, Reason: "UDP is allowed to every host or to none", Remedy: `see the plan, and --udp; for a file of that name say "./` + what + `"`}
+	case !isTCP && !isUnix && namesHost(what):
+		return nil, &domain.InvalidError{What: "path", Value: what, Reason: "it looks like a host", Remedy: `ask for tcp:HOST:PORT; for a file of that name say "./` + what + `"`}
 	}
 	if isTCP {
 		host, service, err := net.SplitHostPort(address)
@@ -151,6 +153,13 @@ func (a *app) question(what, op, to string) (func(domain.SandboxPlan) (domain.Ex
 	return func(p domain.SandboxPlan) (domain.Explanation, error) {
 		return application.ExplainFile(p, file, a.abs(what), to)
 	}, nil
+}
+
+// namesHost reports whether somebody who asks for this means a host and no path.
+func namesHost(what string) bool {
+	host, service, err := net.SplitHostPort(what)
+	_, notPort := strconv.ParseUint(service, 10, 16)
+	return strings.Contains(what, "://") || err == nil && notPort == nil && !strings.Contains(host, "/")
 }
 
 // planOf returns the plan of run, if the flags name an agent or a session, and

@@ -127,7 +127,7 @@ func (a *app) login(ctx context.Context, o *application.Orchestrator, id ports.L
 
 // logIn runs the agent's own login on this terminal.
 func (a *app) logIn(ctx context.Context, o *application.Orchestrator, id ports.LoginID, bin string) (_ ports.Login, err error) {
-	in, out, err := a.terminal()
+	in, out, err := a.terminal("name the file with the login: --from FILE")
 	if err != nil {
 		return ports.Login{}, err
 	}

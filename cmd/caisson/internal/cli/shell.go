@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"time"
 
@@ -60,7 +59,7 @@ denied; 127 it was not found.`,
 	flags.SortFlags = false
 	flags.SetInterspersed(false)
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return coded{fmt.Errorf("%w%s", err, seeHelp(cmd)), exitExecFailed}
+		return coded{flagFault(cmd, err), exitExecFailed}
 	})
 	flags.StringVar(&f.agent, "agent", "", "run the interface of this `AGENT`: claude or codex")
 	flags.StringVar(&f.agentBin, "agent-bin", "", "the agent's program, a `PATH`; searched on PATH by default")
@@ -109,7 +108,7 @@ func (a *app) shell(ctx context.Context, flags shellFlags, argv []string) (_ int
 	if err := a.needDir(); err != nil {
 		return 0, err
 	}
-	in, out, err := a.terminal()
+	in, out, err := a.terminal("use caisson exec where no person drives the program")
 	if err != nil {
 		return 0, err
 	}
@@ -146,13 +145,14 @@ func (a *app) shell(ctx context.Context, flags shellFlags, argv []string) (_ int
 	}
 }
 
-// terminal returns the terminal that a person is at.
-func (a *app) terminal() (in, out *os.File, err error) {
+// terminal returns the terminal that a person is at; the remedy is for where there
+// is none.
+func (a *app) terminal(remedy string) (in, out *os.File, err error) {
 	in, isFile := a.Stdin.(*os.File)
 	out, both := a.Stdout.(*os.File)
 	if !isFile || !both || !term.IsTerminal(int(in.Fd())) || !term.IsTerminal(int(out.Fd())) {
 		return nil, nil, &domain.InvalidError{
-			What: "terminal", Reason: "standard input and output are not one", Remedy: "use caisson exec where no person drives the program",
+			What: "terminal", Reason: "standard input and output are not one", Remedy: remedy,
 		}
 	}
 	return in, out, nil
