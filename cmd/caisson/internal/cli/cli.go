@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,7 +98,7 @@ every turn begins with a receipt of what was.`
 // of its is an error.
 func commandOnly(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usageError{fmt.Errorf("no command %q%s%s", args[0], didYouMean(cmd, args[0], ""), seeHelp(cmd))}
+		return usageError{fmt.Errorf("no command %q%s", args[0], cmp.Or(didYouMean(cmd, args[0], ""), seeHelp(cmd)))}
 	}
 	return nil
 }
@@ -155,7 +156,9 @@ func flagFault(cmd *cobra.Command, err error) error {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
 		})
-		err = fmt.Errorf("%w%s", err, didYouMean(&flags, unknown.GetSpecifiedName(), "--"))
+		if meant := didYouMean(&flags, unknown.GetSpecifiedName(), "--"); meant != "" {
+			return fmt.Errorf("%w%s", err, meant)
+		}
 	case errors.As(err, &invalid) && errors.As(err, &number): // Go's words, which name its functions
 		reason := "no such number"
 		if invalid.GetFlag().Value.Type() == "bool" {
