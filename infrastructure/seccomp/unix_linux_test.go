@@ -512,3 +512,35 @@ func TestAShortAddressIsNoWayBesideAUnixDestination(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return reached.Load() == 2 && onPort.Load() == 2 }, 5*time.Second, time.Millisecond)
 }
+
+// What the supervisor does not understand it does not connect to either: it is outside
+// of the child's Landlock domain.
+func TestAnAddressThatIsNotUnderstoodIsNotConnectedTo(t *testing.T) {
+	testkit.NoLeaks(t)
+	s := newUnixStage(t, "unix")
+	at, _ := listen(t, "tcp4", "127.0.0.1:0")
+	address := make([]byte, unix.SizeofSockaddrInet6)
+	binary.BigEndian.PutUint16(address[2:], at.Port())
+	got := map[string]error{}
+	connect := func(family uint16, size int) error {
+		binary.NativeEndian.PutUint16(address, family)
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return connectAs(fd, address[:size])
+	}
+	var end error
+	require.NoError(t, supervisedUnder(t, s.plan(), func(*Supervisor) {
+		got["too short"] = connect(unix.AF_INET, unix.SizeofSockaddrInet4-1)
+		got["IPv6, too short"] = connect(unix.AF_INET6, shortInet6-1)
+		got["of unix"] = connect(unix.AF_UNIX, len(address))
+		got["of nothing known"] = connect(77, len(address))
+		end = connect(unix.AF_UNSPEC, len(address))
+	}))
+	for name, err := range got {
+		require.ErrorIs(t, err, unix.EACCES, name)
+	}
+	require.NoError(t, end, "the end of a connection")
+}

@@ -53,6 +53,26 @@ func connectAndWrite(c *child, fd int, to unix.Sockaddr) error {
 	return err
 }
 
+// connectShort connects to an address of IPv6 that ends before its scope, which the
+// kernel takes (SIN6_LEN_RFC2133).
+func connectShort(c *child, fd int, to unix.Sockaddr) error {
+	address := rawSockaddr(to)
+	address = address[:len(address)-4]
+	m, err := c.mem()
+	if err != nil {
+		return err
+	}
+	at, err := m.put(address)
+	if err != nil {
+		return err
+	}
+	if _, err := raw(unix.SYS_CONNECT, uintptr(fd), at, uintptr(len(address))); err != nil {
+		return err
+	}
+	_, err = unix.Write(fd, c.token())
+	return err
+}
+
 func sendto(flags int) func(c *child, fd int, to unix.Sockaddr) error {
 	return func(c *child, fd int, to unix.Sockaddr) error { return unix.Sendto(fd, c.token(), flags, to) }
 }
@@ -107,6 +127,10 @@ func rawSockaddr(to unix.Sockaddr) []byte {
 	case *unix.SockaddrInet4:
 		b := binary.BigEndian.AppendUint16(family(unix.AF_INET), uint16(a.Port))
 		return append(append(b, a.Addr[:]...), make([]byte, 8)...)
+	case *unix.SockaddrInet6:
+		b := binary.BigEndian.AppendUint16(family(unix.AF_INET6), uint16(a.Port))
+		b = append(append(b, make([]byte, 4)...), a.Addr[:]...)
+		return binary.NativeEndian.AppendUint32(b, a.ZoneId)
 	case *unix.SockaddrUnix:
 		name := []byte(a.Name)
 		if name[0] == '@' {
@@ -199,6 +223,8 @@ func networkAttempts() []Attempt {
 		sending("tcp-connect", tcp, socketTry(inet, stream, 0, to4("tcp"), connectAndWrite), Landlock).ifGranted(grantsPort("tcp")),
 		sending("tcp-connect-ipv6", tcp, socketTry(inet6, stream, 0, to6("tcp6"), connectAndWrite), Landlock).ifGranted(grantsPort("tcp6")),
 		sending("tcp-connect-mapped", tcp, socketTry(inet6, stream, 0, toMapped("tcp"), connectAndWrite), Landlock).ifGranted(grantsPort("tcp")),
+		sending("tcp-connect-short", tcp, socketTry(inet6, stream, 0, toMapped("tcp"), connectShort), Landlock).ifGranted(grantsPort("tcp")),
+		sending("tcp-connect-short-ipv6", tcp, socketTry(inet6, stream, 0, to6("tcp6"), connectShort), Landlock).ifGranted(grantsPort("tcp6")),
 		sending("tcp-granted-port-elsewhere", tcp, socketTry(inet, stream, 0, func(c *child) (unix.Sockaddr, error) {
 			return c.inet4("other-address", 2)
 		}, connectAndWrite)).limited("a TCP port rule is no address rule (SECURITY.md, A port is not a host)"),
