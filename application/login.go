@@ -2,7 +2,10 @@ package application
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"os"
 	"slices"
 	"time"
@@ -125,6 +128,36 @@ func (t *Terminal) TakeLogin(ctx context.Context) (ports.Login, error) {
 		return ports.Login{}, fmt.Errorf("terminal: %w", domain.ErrClosed)
 	}
 	return t.o.ImportLogin(ctx, *t.logIn, t.loginFile)
+}
+
+// saveLogin takes back the login that a session still has which is to be removed: its
+// orchestrator died, and if the agent has renewed it, the one that is kept is of no
+// use any more. What is of no login goes with the session.
+func (o *Orchestrator) saveLogin(ctx context.Context, id domain.SessionID) error {
+	if o.logins == nil {
+		return nil
+	}
+	dirs, err := o.store.Paths(id)
+	if err != nil {
+		return err
+	}
+	lent, err := o.logins.Lent(ctx, dirs)
+	if err != nil {
+		o.log.Warn("the login of a session that is removed cannot be taken back", slog.String("session", string(id)), slog.Any("error", err))
+		return nil
+	}
+	agent, err := o.loginOf(lent.Agent)
+	if err != nil {
+		return nil //nolint:nilerr // of none, or of an agent that nobody knows
+	}
+	ret, err := o.logins.Return(ctx, agent.LoginFormat(), dirs)
+	if n, ok := tellReturn(ret); ok {
+		o.log.Warn(n.Message, slog.String("session", string(id)))
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // removed in part, by somebody who did not get to the end
+	}
+	return err
 }
 
 // borrower is a session's way to a login.

@@ -3,6 +3,7 @@ package application_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -31,6 +32,13 @@ type fakeLogins struct {
 	lend, back       error
 	ret              ports.LoginReturn
 	kept             []ports.LoginID
+	lent             ports.LoginID
+	unread           error
+}
+
+func (f *fakeLogins) Lent(context.Context, ports.SessionDirs) (ports.LoginID, error) {
+	f.call("lent")
+	return f.lent, f.unread
 }
 
 func (f *fakeLogins) List(context.Context) ([]ports.LoginID, error) { return f.kept, nil }
@@ -256,4 +264,40 @@ func TestALoginThatCannotBeTakenBackKeepsNothingOpen(t *testing.T) {
 	require.True(t, proxies.Opened()[0].Closed())
 	logins.set(nil, nil)
 	require.NoError(t, s.Close(t.Context()))
+}
+
+// A session is removed with its login only if that is of no use: an agent that has
+// renewed it has made the one that is kept invalid.
+func TestTheLoginOfASessionThatIsRemovedIsKept(t *testing.T) {
+	r, logins, q := loginRig(t)
+	removed := func() error {
+		s, err := r.Open(t.Context(), q)
+		require.NoError(t, err)
+		play(t, s, "say hello")
+		require.NoError(t, s.Close(t.Context()))
+		logins.calls = nil
+		return r.RemoveSession(t.Context(), s.ID())
+	}
+	require.NoError(t, removed())
+	require.Equal(t, []string{"lent"}, logins.calls, "it has none")
+
+	logins.lent = ports.LoginID{Agent: "fake"}
+	require.NoError(t, removed())
+	require.Equal(t, []string{"lent", "return"}, logins.calls)
+	logins.lent = ports.LoginID{Agent: "plain"}
+	require.NoError(t, removed())
+	require.Equal(t, []string{"lent"}, logins.calls, "nobody knows its form")
+	logins.unread = errors.New("no note")
+	require.NoError(t, removed())
+	require.Contains(t, r.log.String(), "no note")
+	logins.unread, logins.lent = nil, ports.LoginID{Agent: "fake"}
+
+	s, err := r.Open(t.Context(), q)
+	require.NoError(t, err)
+	play(t, s, "say hello")
+	require.NoError(t, s.Close(t.Context()))
+	logins.set(nil, errors.New("disk full"))
+	require.ErrorContains(t, r.RemoveSession(t.Context(), s.ID()), "disk full")
+	logins.set(nil, fs.ErrNotExist)
+	require.NoError(t, r.RemoveSession(t.Context(), s.ID()), "there is nothing to take back")
 }

@@ -316,6 +316,9 @@ func (o *Orchestrator) removeSession(ctx context.Context, id domain.SessionID, s
 	if !should(r) {
 		return errKept
 	}
+	if err := o.saveLogin(ctx, id); err != nil {
+		return err
+	}
 	return o.store.Remove(ctx, id)
 }
 

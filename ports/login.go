@@ -90,6 +90,8 @@ type LoginStore interface {
 	// it. Until Return the session is known to have it, also after the end of this
 	// process.
 	Lend(ctx context.Context, id LoginID, format LoginFormat, dirs SessionDirs) (secrets []string, err error)
+	// Lent returns which login a session is known to have, the zero value for none.
+	Lent(ctx context.Context, dirs SessionDirs) (LoginID, error)
 	// Return takes a copy out of the private directories again, once nothing of the
 	// agent runs any more, and keeps it if the agent has renewed it and nobody else
 	// has renewed it further. A copy that is to be refused is no error but a

@@ -211,6 +211,35 @@ type loan struct {
 	Digest string `json:"digest"` // of the copy as it was lent
 }
 
+func (l loan) id() ports.LoginID {
+	return ports.LoginID{Agent: domain.AgentKind(l.Agent), Name: l.Name}
+}
+
+func readLoan(spool *os.Root) (lent loan, err error) {
+	data, err := readRegular(spool, lentFile)
+	if err != nil {
+		return lent, err
+	}
+	if err := json.Unmarshal(data, &lent); err != nil {
+		return lent, fmt.Errorf("the note of a loan in %s: %w", spool.Name(), err)
+	}
+	return lent, nil
+}
+
+// Lent implements ports.LoginStore.
+func (l *Logins) Lent(ctx context.Context, dirs ports.SessionDirs) (ports.LoginID, error) {
+	if _, err := os.Lstat(filepath.Join(dirs.Spool, lentFile)); errors.Is(err, fs.ErrNotExist) {
+		return ports.LoginID{}, ctx.Err()
+	}
+	spool, err := openPath(dirs.Spool)
+	if err != nil {
+		return ports.LoginID{}, err
+	}
+	defer spool.Close()
+	lent, err := readLoan(spool)
+	return lent.id(), err
+}
+
 // Lend implements ports.LoginStore.
 func (l *Logins) Lend(ctx context.Context, id ports.LoginID, format ports.LoginFormat, dirs ports.SessionDirs) (secrets []string, err error) {
 	agent, file, err := loginName(id)
@@ -262,15 +291,11 @@ func (l *Logins) Return(ctx context.Context, format ports.LoginFormat, dirs port
 		}
 		defer state.Close()
 		defer spool.Close()
-		data, err := readRegular(spool, lentFile)
+		lent, err := readLoan(spool)
 		if err != nil {
 			return err
 		}
-		var lent loan
-		if err := json.Unmarshal(data, &lent); err != nil {
-			return fmt.Errorf("the note of a loan in %s: %w", spool.Name(), err)
-		}
-		ret.ID = ports.LoginID{Agent: domain.AgentKind(lent.Agent), Name: lent.Name}
+		ret.ID = lent.id()
 		if err := takeBack(logins, state, format, lent, &ret); err != nil {
 			return err // both are still there for another try
 		}

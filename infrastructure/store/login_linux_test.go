@@ -213,6 +213,9 @@ func TestALoanOutlivesItsProcess(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode())
 	require.Equal(t, "as it was", readFile(t, victim))
 	require.NotContains(t, readFile(t, filepath.Join(b.dirs.Spool, "login.json")), "a-one")
+	lent, err := b.Lent(t.Context(), b.dirs)
+	require.NoError(t, err)
+	require.Equal(t, ports.LoginID{Agent: "fake", Name: "default"}, lent)
 
 	write(t, b.copy(), login("two", "us", time.Now().Add(time.Hour)))
 	next, err := store.NewLogins(b.root)
@@ -225,6 +228,12 @@ func TestALoanOutlivesItsProcess(t *testing.T) {
 	ret, err = next.Return(t.Context(), form, b.dirs)
 	require.NoError(t, err)
 	require.Zero(t, ret, "once")
+	lent, err = b.Lent(t.Context(), b.dirs)
+	require.NoError(t, err)
+	require.Zero(t, lent)
+	write(t, filepath.Join(b.dirs.Spool, "login.json"), "no note")
+	_, err = b.Lent(t.Context(), b.dirs)
+	require.ErrorContains(t, err, "the note of a loan")
 }
 
 func TestWhatIsTakenBack(t *testing.T) {
