@@ -48,8 +48,8 @@ func (a *Adapter) Resolve(hint string, host ports.Host) (ports.AgentInstall, err
 	if path == "" {
 		var ok bool
 		if path, ok = lookup.OnPath(host, "codex"); !ok {
-			return ports.AgentInstall{}, notFound("", "no codex in an absolute entry of PATH",
-				"install it (npm install -g @openai/codex), or name the program with --agent-bin", nil)
+			return ports.AgentInstall{}, notFound("", "no executable codex in an absolute directory of PATH",
+				"install it with npm install -g @openai/codex, or name its program with --agent-bin", nil)
 		}
 	}
 	program, err := lookup.Executable(path)

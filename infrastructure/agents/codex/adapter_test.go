@@ -128,7 +128,7 @@ func TestResolveErrors(t *testing.T) {
 	require.NoError(t, os.Remove(native))
 
 	for name, tt := range map[string]struct{ hint, path, says string }{
-		"nothing on PATH":            {"", "", "no codex in an absolute entry of PATH"},
+		"nothing on PATH":            {"", "", "no executable codex in an absolute directory of PATH"},
 		"nothing there":              {dir + "/nothing", dir + "/nothing", "no program that can be run"},
 		"a directory":                {dir, dir, "no program that can be run"},
 		"not executable":             {write(t, dir+"/plain", "", 0o644), dir + "/plain", "no program that can be run"},

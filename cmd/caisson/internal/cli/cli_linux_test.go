@@ -161,6 +161,7 @@ func TestBadInput(t *testing.T) {
 		"unknown agent":          {args: []string{"run", "--agent", "gemini", "x"}, code: 2, says: []string{`"gemini"`, "claude, codex"}},
 		"no prompt":              {args: run(), code: 2, says: []string{"no prompt", "-"}},
 		"two prompts":            {args: run("two", "words"), code: 2, says: []string{"one prompt", "quotes"}},
+		"a login without =":      {args: run("--login", "work", "a prompt"), code: 2, says: []string{"one prompt", "--login=NAME"}},
 		"empty prompt":           {args: run(""), code: 2, says: []string{"prompt", "empty"}},
 		"blank prompt":           {args: run(" \n\t"), code: 2, says: []string{"prompt"}},
 		"empty stdin":            {args: run("-"), code: 2, says: []string{"prompt", "empty"}},

@@ -297,7 +297,7 @@ func (f *gatewayFlags) add(flags *pflag.FlagSet) {
 
 // addLogin adds the flag for a login of the agent's own.
 func addLogin(flags *pflag.FlagSet, name *string) {
-	flags.StringVar(name, "login", "", "let the agent hold its own login, made by caisson login, and reach its provider by itself; `NAME` if it has several")
+	flags.StringVar(name, "login", "", "let the agent hold its own login, made by caisson login, and reach its provider by itself; =`NAME` if it has several")
 	flags.Lookup("login").NoOptDefVal = application.DefaultLogin
 }
 

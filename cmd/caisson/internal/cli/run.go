@@ -106,11 +106,14 @@ Exit codes: 0 completed; 1 failed, denied, or exited; 2 usage; 3 refused, the
 sandbox cannot be enforced; 4 the agent cannot be started, or its session is in
 use; 5 protocol error; 124 timed out; 130 cancelled.`,
 		Example: `  caisson run --agent claude "explain this repository"
-  caisson run --agent codex --workspace ~/src/app --timeout 10m --output json - < task.md`,
-		Args: func(_ *cobra.Command, args []string) error {
+  caisson run --agent codex --workspace ~/src/app --timeout 10m --output json - < task.md
+  caisson run --agent claude --allow-domain registry.npmjs.org "update the dependencies"`,
+		Args: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0:
 				return usageError{errors.New("no prompt: pass it as the last argument, or - to read it from standard input")}
+			case len(args) > 1 && cmd.Flags().Changed("login"):
+				return usageError{fmt.Errorf("%d arguments, but one prompt: put it in quotes, and the name of a login behind =: --login=NAME", len(args))}
 			case len(args) > 1:
 				return usageError{fmt.Errorf("%d arguments, but one prompt: put it in quotes", len(args))}
 			}
