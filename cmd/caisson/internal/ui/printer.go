@@ -68,6 +68,9 @@ func (p *Printer) Event(e domain.Event) error {
 	switch r := e.Reply.(type) {
 	case domain.SandboxApplied:
 		p.own("%s", r.Receipt.String())
+		if notes := r.Receipt.Agent; len(notes) > 0 {
+			p.own("notes: %s", strings.Join(notes, "; "))
+		}
 	case domain.ConversationStarted:
 		p.put(toolMark, strings.Join(filled(string(e.Agent), r.AgentVersion, r.Model), " "))
 	case domain.Text:

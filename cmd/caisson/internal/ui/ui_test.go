@@ -77,7 +77,7 @@ func TestAnAgentAddsNoLineOfCaissonsOwn(t *testing.T) {
 			{domain.Final{Outcome: domain.OutcomeCompleted, Text: s, ConversationID: s}, 2},
 			{domain.Final{Outcome: domain.OutcomeFailed, Error: &domain.TurnError{Class: s, Message: s, StderrTail: s}}, 2},
 			{domain.SandboxApplied{Receipt: domain.Receipt{Unconfined: true, Why: s}}, 1},
-			{domain.SandboxApplied{Receipt: domain.Receipt{Enforcer: "landlock", Agent: []string{s}}}, 1},
+			{domain.SandboxApplied{Receipt: domain.Receipt{Enforcer: "landlock", Agent: []string{s, s}}}, 2},
 		} {
 			for _, width := range []int{0, 40} {
 				var out bytes.Buffer
@@ -145,6 +145,7 @@ func conversation() []domain.ReplyEvent {
 		domain.SandboxApplied{Receipt: domain.Receipt{
 			Enforcer: "landlock", ABI: 7, ConnectTCP: []uint16{443}, Rules: []domain.GrantedRule{{Path: "/usr"}},
 			Properties: []domain.PropertyStatus{{Property: domain.PropertyUDP, State: domain.StateWaived}},
+			Agent:      []string{"claude: holds a login", "claude: hooks are off"},
 		}},
 		domain.ConversationStarted{ConversationID: "c", Model: "model-1", AgentVersion: "2.1"},
 		domain.Thinking{Text: "Two files,\nthen a test."},
@@ -171,6 +172,7 @@ func conversation() []domain.ReplyEvent {
 }
 
 const conversationText = `caisson: confined by landlock (ABI 7); 1 paths granted; tcp 443; waived: udp
+caisson: notes: claude: holds a login; claude: hooks are off
 * claude 2.1 model-1
 ~ Two files,
 ~ then a test.
