@@ -163,8 +163,22 @@ func (l *launch) noteEgress(plan domain.SandboxPlan) {
 	}
 }
 
-// maxDecisions is how many different decisions of a turn are told one by one.
+// maxDecisions is how many different decisions of a turn are told one by one, of each
+// kind: else a program could hide where it was let by asking for what it is refused.
 const maxDecisions = 64
+
+// decisionKinds are the kinds.
+var decisionKinds = []string{"refused", "failed", "allowed"}
+
+func decisionKind(d domain.EgressDecision) string {
+	switch {
+	case !d.Allowed:
+		return "refused"
+	case d.Reason != "":
+		return "failed"
+	}
+	return "allowed"
+}
 
 // egressJournal keeps what an egress proxy decides until somebody asks: each
 // different decision once, and how often it came again. It is safe for concurrent
@@ -174,23 +188,26 @@ type egressJournal struct {
 	fresh   []domain.EgressDecision
 	order   []domain.EgressDecision
 	times   map[domain.EgressDecision]int
-	omitted int // for which there was no room
+	told    map[string]int // by kind
+	omitted map[string]int // for which there was no room
 }
 
 // note takes a decision.
 func (j *egressJournal) note(d domain.EgressDecision) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.times == nil {
+		j.times, j.told, j.omitted = map[domain.EgressDecision]int{}, map[string]int{}, map[string]int{}
+	}
+	kind := decisionKind(d)
 	switch _, known := j.times[d]; {
 	case known:
 		j.times[d]++
-	case len(j.times) >= maxDecisions:
-		j.omitted++
+	case j.told[kind] >= maxDecisions:
+		j.omitted[kind]++
 	default:
-		if j.times == nil {
-			j.times = map[domain.EgressDecision]int{}
-		}
 		j.times[d] = 1
+		j.told[kind]++
 		j.fresh, j.order = append(j.fresh, d), append(j.order, d)
 	}
 }
@@ -217,10 +234,12 @@ func (j *egressJournal) sum() []domain.ReplyEvent {
 			events = append(events, egressNotice(fmt.Sprintf("%d times more: %s", again, d)))
 		}
 	}
-	if j.omitted > 0 {
-		events = append(events, egressNotice(fmt.Sprintf("%d other decisions, of a turn with more than %d different ones", j.omitted, maxDecisions)))
+	for _, kind := range decisionKinds {
+		if n := j.omitted[kind]; n > 0 {
+			events = append(events, egressNotice(fmt.Sprintf("%d others %s, of a turn with more than %d different ones", n, kind, maxDecisions)))
+		}
 	}
-	j.order, j.times, j.omitted = nil, nil, 0
+	j.order, j.times, j.told, j.omitted = nil, nil, nil, nil
 	return events
 }
 
@@ -243,8 +262,10 @@ func (j *egressJournal) log(to *slog.Logger) {
 		}
 		to.LogAttrs(context.Background(), level, "egress proxy: "+d.String(), about...)
 	}
-	if j.omitted > 0 {
-		to.Warn("egress proxy: more decisions than are told one by one", slog.Int("others", j.omitted))
+	for _, kind := range decisionKinds {
+		if n := j.omitted[kind]; n > 0 {
+			to.Warn("egress proxy: more decisions than are told one by one", slog.Int("others", n), slog.String("which", kind))
+		}
 	}
-	j.fresh, j.order, j.times, j.omitted = nil, nil, nil, 0
+	j.fresh, j.order, j.times, j.told, j.omitted = nil, nil, nil, nil, nil
 }

@@ -78,9 +78,11 @@ func TestDomainsAreReachedThroughAProxyOfTheSession(t *testing.T) {
 	for i := range 100 {
 		proxy.Ask(fmt.Sprintf("host-%d.test", i), 443)
 	}
+	proxy.Ask("b.example.org", 443)
 	told = notices(play(t, s, "say hello"))
-	require.Len(t, told, 65, "a flood is bounded")
-	require.Equal(t, "36 other decisions, of a turn with more than 64 different ones", told[64])
+	require.Len(t, told, 66, "a flood is bounded")
+	require.Equal(t, []string{"allowed b.example.org:443", "36 others refused, of a turn with more than 64 different ones"}, told[64:],
+		"and hides nothing of another kind")
 
 	require.False(t, proxy.Closed())
 	require.NoError(t, s.Close(t.Context()))
