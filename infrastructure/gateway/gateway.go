@@ -65,9 +65,13 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 	if err != nil {
 		return nil, fmt.Errorf("open the model gateway of session %s: %w", spec.Session, err)
 	}
+	lifetime, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	g.cancel = cancel
 	g.transport = &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		Proxy: http.ProxyFromEnvironment,
+		// It goes on connecting for a request that was given up.
+		DialContext:         dialWithin(lifetime),
+		MaxConnsPerHost:     maxConnections,
 		TLSHandshakeTimeout: tlsTimeout,
 		IdleConnTimeout:     upstreamIdle,
 		ForceAttemptHTTP2:   true,
@@ -81,8 +85,6 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 		Rewrite: g.rewrite, Transport: g.transport, FlushInterval: -1,
 		ModifyResponse: g.answered, ErrorHandler: g.failed, ErrorLog: quiet,
 	}
-	lifetime, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	g.cancel = cancel
 	var connections sync.WaitGroup
 	// It speaks no TLS, so HTTP/2 would only take memory.
 	protocols := new(http.Protocols)
@@ -110,6 +112,33 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 		g.transport.CloseIdleConnections()
 	}()
 	return g, nil
+}
+
+// dialWithin connects to the API. What it has connected, or is connecting, ends with
+// the gateway.
+func dialWithin(lifetime context.Context) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(lifetime, cancel)()
+		conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &upstreamConn{conn, context.AfterFunc(lifetime, func() { _ = conn.Close() })}, nil
+	}
+}
+
+// upstreamConn is a connection to the API.
+type upstreamConn struct {
+	net.Conn
+	stop func() bool // that the end of the gateway closes it
+}
+
+// Close closes the connection.
+func (c *upstreamConn) Close() error {
+	c.stop()
+	return c.Conn.Close()
 }
 
 // parseBase checks the API's base URL. Errors do not repeat it: there may be a

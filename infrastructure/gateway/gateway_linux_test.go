@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -510,6 +511,44 @@ func TestClientsThatHang(t *testing.T) {
 	for _, c := range held {
 		_ = c.Close()
 	}
+}
+
+// Requests that are given up leave no more connections to the API than there may be
+// at once, and none behind Close: else one session could take all descriptors.
+func TestGivenUpRequestsLeaveNothing(t *testing.T) {
+	testkit.NoLeaks(t)
+	var listen net.ListenConfig
+	silent, err := listen.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var accepted, ended atomic.Int64
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			c, err := silent.Accept()
+			if err != nil {
+				return
+			}
+			accepted.Add(1)
+			all.Go(func() {
+				_, _ = io.Copy(io.Discard, c) // it never answers the TLS
+				_ = c.Close()
+				ended.Add(1)
+			})
+		}
+	})
+	t.Cleanup(func() { _ = silent.Close(); all.Wait() })
+	g := open(t, specFor("https://"+silent.Addr().String()))
+	for range 300 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		resp, err := client(t).Do(request(t, g, http.MethodGet, "/v1/models", nil).WithContext(ctx))
+		cancel()
+		require.Error(t, err)
+		require.Nil(t, resp)
+	}
+	require.NotZero(t, accepted.Load())
+	require.LessOrEqual(t, accepted.Load(), int64(128))
+	require.NoError(t, g.Close(t.Context()))
+	require.Eventually(t, func() bool { return ended.Load() == accepted.Load() }, 5*time.Second, time.Millisecond) // TLS has 15 s
 }
 
 func TestABodyWithoutALengthIsBounded(t *testing.T) {
