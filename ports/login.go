@@ -41,7 +41,8 @@ type LoginFormat struct {
 	Expires string
 }
 
-// LoginID names a login that is kept. Name is "" for the agent's only one.
+// LoginID names a login that is kept, by small letters, digits, - and _. Name is ""
+// or [DefaultLogin] for the agent's only one.
 type LoginID struct {
 	Agent domain.AgentKind
 	Name  string
@@ -73,7 +74,8 @@ type Login struct {
 // use, also by several processes. A file that is not in the format, no regular
 // file of the user's own, readable by others, known under a second name, or too
 // large is refused with a *domain.InvalidError, which holds nothing of what is
-// in it but the names of members.
+// in it but the names of members; so is an id that is none. With a context that has
+// ended nothing is changed. There is nothing to close.
 type LoginStore interface {
 	// Dir is the directory below which everything is kept. It need not exist.
 	Dir() string

@@ -55,7 +55,8 @@ func (l *Logins) Dir() string { return filepath.Join(l.s.root, loginsDir) }
 // of a path.
 func loginName(id ports.LoginID) (agent, file string, err error) {
 	name := cmp.Or(id.Name, ports.DefaultLogin)
-	for what, s := range map[string]string{"agent": string(id.Agent), "name of a login": name} {
+	for _, part := range []struct{ what, s string }{{"agent", string(id.Agent)}, {"name of a login", name}} {
+		what, s := part.what, part.s
 		bad := func(r rune) bool {
 			return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_'
 		}
@@ -74,6 +75,9 @@ func (l *Logins) none() bool {
 
 // locked calls do with the directory of the logins, while nobody else has it.
 func (l *Logins) locked(ctx context.Context, do func(logins *os.Root) error) (err error) {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	root, err := os.OpenRoot(l.s.root)
 	if err != nil {
 		return fmt.Errorf("open the state directory: %w", err)

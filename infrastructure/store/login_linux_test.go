@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/store"
 	"github.com/caisson-run/caisson/ports"
+	"github.com/caisson-run/caisson/ports/portstest"
 )
 
 // form is the format of an agent that there is not.
@@ -38,6 +39,14 @@ type loginBench struct {
 	*store.Logins
 	root, file string
 	dirs       ports.SessionDirs
+}
+
+func TestLoginsKeepTheContract(t *testing.T) {
+	portstest.AssertLoginStoreContract(t, func(tb testing.TB, root string) ports.LoginStore {
+		logins, err := store.NewLogins(root)
+		require.NoError(tb, err)
+		return logins
+	})
 }
 
 func newLoginBench(t *testing.T) *loginBench {
@@ -105,20 +114,6 @@ func TestAnImportedLoginIsTheLoginAlone(t *testing.T) {
 	require.ErrorContains(t, b.Delete(t.Context(), mine), "none is kept")
 	_, err = b.Login(t.Context(), other, form)
 	require.NoError(t, err)
-}
-
-func TestBeforeTheFirstLoginNothingIsMade(t *testing.T) {
-	b := newLoginBench(t)
-	ids, err := b.List(t.Context())
-	require.NoError(t, err)
-	require.Empty(t, ids)
-	_, err = b.Login(t.Context(), mine, form)
-	require.ErrorContains(t, err, "none is kept")
-	require.ErrorContains(t, b.Delete(t.Context(), mine), "none is kept")
-	ret, err := b.Return(t.Context(), form, b.dirs)
-	require.NoError(t, err)
-	require.Zero(t, ret)
-	require.NoDirExists(t, b.Dir())
 }
 
 func TestNamesOfLoginsAreNoPaths(t *testing.T) {
@@ -234,68 +229,6 @@ func TestALoanOutlivesItsProcess(t *testing.T) {
 	write(t, filepath.Join(b.dirs.Spool, "login.json"), "no note")
 	_, err = b.Lent(t.Context(), b.dirs)
 	require.ErrorContains(t, err, "the note of a loan")
-}
-
-func TestWhatIsTakenBack(t *testing.T) {
-	soon, later := time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
-	for name, tt := range map[string]struct {
-		copy      string // as the agent leaves it
-		meanwhile func(t *testing.T, b *loginBench)
-		want      string // of the access token that is kept
-		problem   string
-		renewed   bool
-	}{
-		"unchanged":             {want: "a-one"},
-		"in another form":       {copy: strings.ReplaceAll(login("one", "us", soon), " ", "\n\t"), want: "a-one"},
-		"renewed":               {copy: login("two", "us", later), want: "a-two", renewed: true},
-		"renewed, for less":     {copy: login("two", "us", time.Now()), want: "a-two", renewed: true},
-		"another account":       {copy: login("two", "them", later), want: "a-one", problem: "another account"},
-		"an account that is no": {copy: strings.ReplaceAll(login("two", "us", later), `"org"`, `"other2"`), want: "a-one", problem: `"other2"`},
-		"by both to the same": {
-			copy: login("two", "us", later), want: "a-two",
-			meanwhile: func(t *testing.T, b *loginBench) { t.Helper(); b.keep(t, login("two", "us", later)) },
-		},
-		"elsewhere for longer": {
-			copy: login("two", "us", soon), want: "a-three", problem: "elsewhere",
-			meanwhile: func(t *testing.T, b *loginBench) { t.Helper(); b.keep(t, login("three", "us", later)) },
-		},
-		"elsewhere for less": {
-			copy: login("two", "us", later), want: "a-two", renewed: true,
-			meanwhile: func(t *testing.T, b *loginBench) { t.Helper(); b.keep(t, login("three", "us", soon)) },
-		},
-		"forgotten": {
-			copy: login("two", "us", later), problem: "not kept any more",
-			meanwhile: func(t *testing.T, b *loginBench) { t.Helper(); require.NoError(t, b.Delete(t.Context(), mine)) },
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newLoginBench(t)
-			b.keep(t, login("one", "us", soon))
-			_, err := b.Lend(t.Context(), mine, form, b.dirs)
-			require.NoError(t, err)
-			if tt.copy != "" {
-				write(t, b.copy(), tt.copy)
-			}
-			if tt.meanwhile != nil {
-				tt.meanwhile(t, b)
-			}
-			ret, err := b.Return(t.Context(), form, b.dirs)
-			require.NoError(t, err)
-			require.Equal(t, tt.renewed, ret.Renewed)
-			if tt.problem == "" {
-				require.Empty(t, ret.Problem)
-			} else {
-				require.Contains(t, ret.Problem, tt.problem)
-			}
-			require.NoFileExists(t, b.copy())
-			if tt.want == "" {
-				_, err := b.Login(t.Context(), mine, form)
-				require.ErrorContains(t, err, "none is kept")
-				return
-			}
-			require.Contains(t, b.kept(t), tt.want+`"`)
-		})
-	}
 }
 
 // A copy that cannot be kept now waits for the next attempt.

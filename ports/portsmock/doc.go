@@ -10,6 +10,7 @@ package portsmock
 //go:generate go tool mockgen -source=../enforcer.go -destination=enforcer.go -package portsmock -write_package_comment=false -mock_names SandboxEnforcer=SandboxEnforcer,Confinement=Confinement,KillGroup=KillGroup,ResourceGrouped=ResourceGrouped,ResourceGroup=ResourceGroup
 //go:generate go tool mockgen -source=../store.go -destination=store.go -package portsmock -write_package_comment=false -mock_names SessionStore=SessionStore,SessionLog=SessionLog
 //go:generate go tool mockgen -source=../gateway.go -destination=gateway.go -package portsmock -write_package_comment=false -mock_names ModelGateway=ModelGateway,Gateway=Gateway
+//go:generate go tool mockgen -source=../login.go -destination=login.go -package portsmock -write_package_comment=false -mock_names LoginAgent=LoginAgent,LoginStore=LoginStore
 //go:generate go tool mockgen -source=../policy.go -destination=policy.go -package portsmock -write_package_comment=false -mock_names PolicySource=PolicySource
 //go:generate go tool mockgen -source=../session.go -destination=session.go -package portsmock -write_package_comment=false -mock_names StructuredSessionFactory=StructuredSessionFactory,StructuredSession=StructuredSession,Turn=Turn
 //go:generate go tool mockgen -source=../terminal.go -destination=terminal.go -package portsmock -write_package_comment=false -mock_names TerminalSessionFactory=TerminalSessionFactory,TerminalSession=TerminalSession
