@@ -120,7 +120,8 @@ func dialWithin(lifetime context.Context) func(ctx context.Context, network, add
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		defer context.AfterFunc(lifetime, cancel)()
+		stop := context.AfterFunc(lifetime, cancel)
+		defer stop()
 		conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, address)
 		if err != nil {
 			return nil, err
