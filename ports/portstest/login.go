@@ -403,6 +403,7 @@ func loginReturn(tb testing.TB, open OpenLoginStore) {
 		renewed bool
 	}{
 		"as it was":             {want: "access-one"},
+		"renewed by another":    {by: loginText("three", "us", now.Add(-time.Hour)), want: "access-three"},
 		"in another form":       {copy: strings.ReplaceAll(loginText("one", "us", now), " ", "\n\t"), want: "access-one"},
 		"renewed":               {copy: loginText("two", "us", now.Add(time.Hour)), want: "access-two", renewed: true},
 		"renewed for less":      {copy: loginText("two", "us", now.Add(-time.Hour)), want: "access-two", renewed: true},
