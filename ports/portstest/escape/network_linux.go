@@ -346,19 +346,28 @@ func destinationAttempts() []Attempt {
 }
 
 // destinationRace connects to an address that turns, all the time, from the
-// destination into another host's: whoever looks at it more than once can be
-// fooled.
+// destination into another host's.
 func destinationRace(c *child) error {
 	port, err := c.number("other-destination")
 	if err != nil {
 		return err
 	}
+	good := rawSockaddr(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
+	bad := rawSockaddr(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 2}})
+	return connectRace(c, unix.AF_INET, good, bad, func(peer unix.Sockaddr) bool {
+		to, ok := peer.(*unix.SockaddrInet4)
+		return ok && to.Addr[3] == 2
+	})
+}
+
+// connectRace connects to an address that turns, all the time, from a good one into
+// one of the same length that is out of bounds: whoever looks at it more than once can
+// be fooled. It writes to what is out of bounds.
+func connectRace(c *child, family int, good, bad []byte, outOfBounds func(peer unix.Sockaddr) bool) error {
 	m, err := c.mem()
 	if err != nil {
 		return err
 	}
-	good := rawSockaddr(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
-	bad := rawSockaddr(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 2}})
 	at, err := m.put(good)
 	if err != nil {
 		return err
@@ -366,7 +375,7 @@ func destinationRace(c *child) error {
 	defer m.turn(at, bad, good)()
 	denied, connected := 0, 0
 	for range 500 {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
@@ -375,13 +384,12 @@ func destinationRace(c *child) error {
 		if err == nil {
 			peer, err = unix.Getpeername(fd)
 		}
-		to, ok := peer.(*unix.SockaddrInet4)
 		switch {
 		case errors.Is(err, unix.EACCES):
 			denied++
 		case err != nil:
 			return err
-		case ok && to.Addr[3] == 2:
+		case outOfBounds(peer):
 			_, err := unix.Write(fd, c.token())
 			return errors.Join(err, unix.Close(fd))
 		default:
@@ -539,51 +547,14 @@ func unixDestinationAttempts() []Attempt {
 	return list
 }
 
-// unixDestinationRace connects to an address that turns, all the time, from the
-// destination into another socket's.
+// unixDestinationRace is destinationRace for unix sockets.
 func unixDestinationRace(c *child) error {
-	m, err := c.mem()
-	if err != nil {
-		return err
-	}
 	if err := unix.Chdir(c.values["run"]); err != nil {
 		return err
 	}
 	good, bad := rawSockaddr(&unix.SockaddrUnix{Name: unixDestination}), rawSockaddr(&unix.SockaddrUnix{Name: "stream"})
-	at, err := m.put(good)
-	if err != nil {
-		return err
-	}
-	defer m.turn(at, bad, good)()
-	denied, connected := 0, 0
-	for range 500 {
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		_, err = raw(unix.SYS_CONNECT, uintptr(fd), at, uintptr(len(good)))
-		var peer unix.Sockaddr
-		if err == nil {
-			peer, err = unix.Getpeername(fd)
-		}
+	return connectRace(c, unix.AF_UNIX, good, bad, func(peer unix.Sockaddr) bool {
 		to, ok := peer.(*unix.SockaddrUnix)
-		switch {
-		case errors.Is(err, unix.EACCES):
-			denied++
-		case err != nil:
-			return err
-		case ok && strings.HasSuffix(to.Name, "/stream"):
-			_, err := unix.Write(fd, c.token())
-			return errors.Join(err, unix.Close(fd))
-		default:
-			connected++
-		}
-		if err := unix.Close(fd); err != nil {
-			return err
-		}
-	}
-	if denied == 0 || connected == 0 {
-		return unavailableError("the race was never on")
-	}
-	return unix.EACCES
+		return ok && strings.HasSuffix(to.Name, "/stream")
+	})
 }
