@@ -15,6 +15,6 @@
 //     U+2028, …) are written as \u escapes, which mean the same in JSON: an
 //     event stream can be shown on a terminal as it is.
 //
-// The package may import domain, the standard library and the JSON library.
+// The package may import domain, ports, the standard library and the JSON library.
 // Its functions are pure and safe for concurrent use.
 package jsonl

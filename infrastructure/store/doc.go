@@ -1,4 +1,5 @@
-// Package store keeps sessions in the file system, as ports.SessionStore:
+// Package store keeps sessions in the file system, as ports.SessionStore, and agents'
+// logins beside them, as ports.LoginStore:
 //
 //	<root>/sessions/<session id>/
 //	    lock          locked by whoever has the session open
@@ -6,13 +7,17 @@
 //	    events.jsonl  the log: every event, one a line; only ever appended to
 //	    agent/        the agent's own state and configuration
 //	    home/         its $HOME
-//	    spool/        the orchestrator's, never granted to an agent
+//	    spool/        the orchestrator's, never granted to an agent; login.json in
+//	                  it says which login the session has
 //	<root>/t/<the id in base 32>/
 //	                  its $TMPDIR: there, because paths of unix sockets are short
 //
+//	<root>/logins/<agent>/<name>.json
+//	                  a login, with one lock for all of them
+//
 // Everything is readable by the user alone (directories 0700, files 0600). An
-// agent may write in agent, home and $TMPDIR, and nowhere above them; nothing in
-// those three is read here. All access goes through os.Root, so that no symbolic
+// agent may write in agent, home and $TMPDIR, and nowhere above them; of what is in
+// those three only the copy of a login is read here, as what an agent claims. All access goes through os.Root, so that no symbolic
 // link leads out of the root, and what stands where a directory or a file should
 // be, but is something else or somebody else's, is an error.
 //

@@ -1,7 +1,8 @@
 // Package lookup is what the agent adapters share. It finds agent programs by
 // reading files alone: nothing that it looks at is ever run, because at that
 // point nothing confines it yet. And it says what the place of a model's API
-// asks of a plan. It may import ports and the standard library.
+// asks of a plan. It may import domain, ports, the
+// standard library and x/sys.
 package lookup
 
 import (
