@@ -93,7 +93,7 @@ type LoginRequest struct {
 
 // OpenLogin starts an agent's own login on a terminal of its own, confined, in
 // private directories that are new and with nothing of the user's. Its workspace
-// is an empty directory, and it reaches its provider, as a session with a login does.
+// is an empty directory that it can only read, and it reaches its provider, as a session with a login does.
 // When the program has ended, [Terminal.TakeLogin] keeps what it got. The caller
 // closes the terminal.
 func (o *Orchestrator) OpenLogin(ctx context.Context, req LoginRequest) (*Terminal, error) {
@@ -103,12 +103,14 @@ func (o *Orchestrator) OpenLogin(ctx context.Context, req LoginRequest) (*Termin
 	return o.openTerminal(ctx, TerminalRequest{Agent: req.ID.Agent, AgentBin: req.AgentBin, Size: req.Size}, &req.ID)
 }
 
-// emptyWorkspace gives a login a directory to be in.
+// emptyWorkspace gives a login a directory to be in, which stays empty: what an agent
+// has made is not for a plain removal, which a chain of directories could hold.
 func (l *launch) emptyWorkspace(context.Context) (err error) {
 	if l.req.Workspace, err = os.MkdirTemp("", "caisson-login-"); err != nil {
 		return fmt.Errorf("make an empty workspace: %w", err)
 	}
-	l.undo.push(func(context.Context) error { return os.RemoveAll(l.req.Workspace) })
+	l.req.Policy.Workspace = domain.AccessRead
+	l.undo.push(func(context.Context) error { return os.Remove(l.req.Workspace) })
 	return nil
 }
 

@@ -139,9 +139,9 @@ func (r *redactor) event(reply domain.ReplyEvent) domain.ReplyEvent {
 			return e
 		}
 	case domain.Notice:
-		if r.text(&e.Message) {
-			return e
-		}
+		see(r.text(&e.Message))
+		see(r.text(&e.Refused.Address))
+		clean = e
 	case domain.Log:
 		if r.text(&e.Line) {
 			return e

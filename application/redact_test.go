@@ -27,7 +27,7 @@ func TestSecretsAreInNoEvent(t *testing.T) {
 			domain.Text{Text: "a " + s + " b " + s}, domain.TextDelta{Text: s}, domain.Thinking{Text: s},
 			domain.ToolCall{ID: "1", Name: s, Input: said}, domain.ToolUpdate{ID: "1", Output: s}, domain.ToolResult{ID: "1", Output: s},
 			domain.FileChange{Changes: []domain.FileEdit{{Path: "/x/" + s}}}, domain.Todo{Items: []domain.TodoItem{{Text: s}}},
-			domain.Permission{Input: said, Reason: s}, domain.Notice{Message: s}, domain.Log{Line: s}, domain.Raw{JSON: said},
+			domain.Permission{Input: said, Reason: s}, domain.Notice{Message: s, Refused: domain.Refusal{Address: s, Count: 1}}, domain.Log{Line: s}, domain.Raw{JSON: said},
 			domain.Oversize{Head: said},
 		}
 	}

@@ -180,7 +180,7 @@ echo '{"hooks":{}}' > "$CLAUDE_CONFIG_DIR/settings.json"`, 0, "is kept"},
 			agent := filepath.Join(t.TempDir(), "claude")
 			require.NoError(t, os.WriteFile(agent, []byte(`#!/bin/sh
 test "$*" = "auth login --claudeai" || { echo "called with $*"; exit 9; }
-test ! -e "$HOME/.claude" && test -z "$(ls -A)" && ! ls `+os.Getenv("HOME")+` || { echo "sees too much"; exit 8; }
+test ! -e "$HOME/.claude" && test -z "$(ls -A)" && ! ls `+os.Getenv("HOME")+` && ! mkdir -p in/it || { echo "sees too much"; exit 8; }
 `+tt.script+"\n"), 0o700))
 			ours, tty, err := pty.Open()
 			require.NoError(t, err)
