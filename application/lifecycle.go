@@ -282,7 +282,7 @@ func (l *launch) resolveConversation(ctx context.Context) error {
 	if l.req.Resume == "" {
 		// Before the steps that make something: one that fails may have made a
 		// part of it.
-		l.undo.push(func(ctx context.Context) error { return l.o.store.Remove(ctx, id) })
+		l.undo.push(func(ctx context.Context) error { return l.o.removeStored(ctx, id) })
 	}
 	var err error
 	if l.log, err = l.o.store.Open(ctx, id); err != nil {

@@ -24,6 +24,10 @@ func (loginAgent) LoginFormat() ports.LoginFormat { return ports.LoginFormat{Fil
 
 func (a loginAgent) LogIn(turn ports.TurnRequest) (domain.SpawnLine, error) { return a.Command(turn) }
 
+func (a loginAgent) Interactive(turn ports.TurnRequest) (domain.SpawnLine, error) {
+	return a.Command(turn)
+}
+
 // fakeLogins lends one login and may fail at will.
 type fakeLogins struct {
 	ports.LoginStore // nil: the rest is not called
@@ -300,4 +304,19 @@ func TestTheLoginOfASessionThatIsRemovedIsKept(t *testing.T) {
 	require.ErrorContains(t, r.RemoveSession(t.Context(), s.ID()), "disk full")
 	logins.set(nil, fs.ErrNotExist)
 	require.NoError(t, r.RemoveSession(t.Context(), s.ID()), "there is nothing to take back")
+}
+
+// A terminal's directories go when its login is taken back, and not before.
+func TestATerminalWhoseLoginCannotBeTakenBack(t *testing.T) {
+	r, logins, _ := loginRig(t, func(c *application.Config) { c.Terminals = &fakeTerminals{} })
+	term, err := r.OpenTerminal(t.Context(), application.TerminalRequest{Agent: "fake", Workspace: r.workspace, Login: application.DefaultLogin})
+	require.NoError(t, err)
+	logins.set(nil, errors.New("disk full"))
+	logins.lent = ports.LoginID{Agent: "fake"}
+	require.ErrorContains(t, term.Close(t.Context()), "disk full")
+	require.NotEmpty(t, r.left(t), "the copy may be the only one that is of use")
+	logins.set(nil, nil)
+	require.NoError(t, term.Close(t.Context()))
+	require.Equal(t, "return", logins.calls[0])
+	require.Empty(t, r.left(t))
 }

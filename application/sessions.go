@@ -316,6 +316,11 @@ func (o *Orchestrator) removeSession(ctx context.Context, id domain.SessionID, s
 	if !should(r) {
 		return errKept
 	}
+	return o.removeStored(ctx, id)
+}
+
+// removeStored removes what there is of a session, once it has no login any more.
+func (o *Orchestrator) removeStored(ctx context.Context, id domain.SessionID) error {
 	if err := o.saveLogin(ctx, id); err != nil {
 		return err
 	}
