@@ -47,8 +47,13 @@ func (o *Orchestrator) Logins(ctx context.Context) ([]ports.Login, error) {
 	for _, id := range ids {
 		login := ports.Login{ID: id}
 		if agent, err := o.loginOf(id.Agent); err == nil {
-			if kept, err := o.logins.Login(ctx, id, agent.LoginFormat()); err == nil {
+			kept, err := o.logins.Login(ctx, id, agent.LoginFormat())
+			invalid := (*domain.InvalidError)(nil)
+			switch {
+			case err == nil:
 				login = kept
+			case !errors.As(err, &invalid):
+				return nil, err // which says nothing of the login
 			}
 		}
 		logins = append(logins, login)

@@ -37,7 +37,7 @@ type fakeLogins struct {
 	ret              ports.LoginReturn
 	kept             []ports.LoginID
 	lent             ports.LoginID
-	unread           error
+	unread, broken   error
 }
 
 func (f *fakeLogins) Lent(context.Context, ports.SessionDirs) (ports.LoginID, error) {
@@ -62,7 +62,7 @@ func (f *fakeLogins) set(lend, back error) {
 func (f *fakeLogins) Dir() string { return "/nonexistent/logins" }
 
 func (f *fakeLogins) Login(_ context.Context, id ports.LoginID, _ ports.LoginFormat) (ports.Login, error) {
-	return ports.Login{ID: id}, nil
+	return ports.Login{ID: id}, f.broken
 }
 
 func (f *fakeLogins) Lend(context.Context, ports.LoginID, ports.LoginFormat, ports.SessionDirs) ([]string, error) {
@@ -319,4 +319,18 @@ func TestATerminalWhoseLoginCannotBeTakenBack(t *testing.T) {
 	require.NoError(t, term.Close(t.Context()))
 	require.Equal(t, "return", logins.calls[0])
 	require.Empty(t, r.left(t))
+}
+
+// A login that cannot be used is one to make anew; that it could not be read says
+// nothing of it.
+func TestLoginsThatCannotBeRead(t *testing.T) {
+	r, logins, _ := loginRig(t)
+	logins.kept = []ports.LoginID{{Agent: "fake"}, {Agent: "unknown"}}
+	logins.broken = &domain.InvalidError{What: "file with a login", Reason: "is none"}
+	kept, err := r.Logins(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []ports.Login{{ID: logins.kept[0]}, {ID: logins.kept[1]}}, kept)
+	logins.broken = errors.New("no descriptors")
+	_, err = r.Logins(t.Context())
+	require.ErrorContains(t, err, "no descriptors")
 }

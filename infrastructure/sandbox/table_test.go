@@ -135,7 +135,7 @@ var meanings = []struct {
 	{"truncate", everything(), "no file outside the write rules is truncated"},
 	{"ioctl", everything(), "no `ioctl` on device files that the child opens"},
 	{"tcp", everything(), "TCP connects and binds to the listed ports only"},
-	{"destinations", everything(), "a destination (`--connect ADDRESS:PORT`, `--connect unix:PATH`, the model gateway) is reached at that address only"},
+	{"destinations", everything(), "a destination (`--connect ADDRESS:PORT`, `--connect unix:PATH`, the model gateway, the egress proxy) is reached at that address only"},
 	{"udp", everything(), "no UDP"},
 	{"unix-sockets", everything(), "no connection to a unix socket by its path (docker.sock, D-Bus)"},
 	{"unix-sockets", everything().WithUnixSockets(domain.UnixSocketsOwn), "the same, but for sockets below the plan's writable directories (`own`)"},
