@@ -15,7 +15,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,10 +28,8 @@ import (
 // The limits of a proxy. They bound what a confined program can take of the
 // orchestrator.
 const (
-	maxHeader      = 64 << 10
 	maxConnections = 256
 	headerTimeout  = 10 * time.Second // for the head of a request
-	idleTimeout    = 2 * time.Minute  // between two requests on a connection
 	resolveTimeout = 10 * time.Second
 	dialTimeout    = 10 * time.Second // for each address
 	answerTimeout  = 5 * time.Minute  // for the head of an answer to a plain request
@@ -99,18 +96,11 @@ func (ps *Proxies) Open(ctx context.Context, spec ports.EgressSpec) (ports.Egres
 	}
 	var token [32]byte
 	_, _ = rand.Read(token[:]) // never fails (crypto/rand)
-	listener, err := loopback.Listen(ctx, maxConnections)
-	if err != nil {
-		return nil, fmt.Errorf("open the egress proxy of session %s: %w", spec.Session, err)
-	}
 	p := &proxy{
 		resolve: ps.resolve, own: ps.own, domains: slices.Clone(spec.Domains), decided: spec.Decided, token: hex.EncodeToString(token[:]),
-		listener: listener, done: make(chan struct{}),
 	}
-	p.lifetime, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	quiet := log.New(io.Discard, "", 0)
 	p.forward = &httputil.ReverseProxy{
-		Rewrite: p.rewrite, FlushInterval: -1, ErrorHandler: p.failed, ErrorLog: quiet,
+		Rewrite: p.rewrite, FlushInterval: -1, ErrorHandler: p.failed, ErrorLog: log.New(io.Discard, "", 0),
 		Transport: &http.Transport{
 			DialContext:            made,
 			DisableKeepAlives:      true, // each request is decided about by itself
@@ -119,25 +109,14 @@ func (ps *Proxies) Open(ctx context.Context, spec ports.EgressSpec) (ports.Egres
 			ResponseHeaderTimeout:  answerTimeout,
 		},
 	}
-	p.server = &http.Server{
-		Handler: p, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: ps.head, IdleTimeout: idleTimeout, ErrorLog: quiet,
-		BaseContext:                  func(net.Listener) context.Context { return p.lifetime },
-		DisableGeneralOptionsHandler: true,
-		ConnState: func(_ net.Conn, s http.ConnState) {
-			switch s {
-			case http.StateNew:
-				p.connections.Add(1)
-			case http.StateClosed:
-				p.connections.Done()
-			case http.StateActive, http.StateIdle, http.StateHijacked: // of the last whoever took it tells
-			}
-		},
+	server, err := loopback.Serve(ctx, loopback.Limits{Connections: maxConnections, Head: ps.head}, func(lifetime context.Context) http.Handler {
+		p.lifetime = lifetime
+		return p
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open the egress proxy of session %s: %w", spec.Session, err)
 	}
-	go func() {
-		defer close(p.done)
-		_ = p.server.Serve(p.listener) // always an error, at the latest that of Close
-		p.connections.Wait()
-	}()
+	p.server = server
 	return p, nil
 }
 
@@ -149,19 +128,15 @@ type proxy struct {
 	decided func(domain.EgressDecision)
 	token   string
 
-	listener    *loopback.Listener
-	server      *http.Server
-	forward     *httputil.ReverseProxy
-	lifetime    context.Context
-	cancel      context.CancelFunc
-	connections sync.WaitGroup
-	done        chan struct{} // closed when nothing runs any more
+	server   *loopback.Server
+	forward  *httputil.ReverseProxy
+	lifetime context.Context
 
 	allowed, refused, broken, unauthorized, sent, received atomic.Int64
 }
 
 // Port implements ports.Egress.
-func (p *proxy) Port() uint16 { return p.listener.Port() }
+func (p *proxy) Port() uint16 { return p.server.Port() }
 
 // URL implements ports.Egress.
 func (p *proxy) URL() string {
@@ -179,15 +154,10 @@ func (p *proxy) Meter() ports.EgressMeter {
 
 // Close implements ports.Egress.
 func (p *proxy) Close(ctx context.Context) error {
-	p.cancel()
-	p.listener.CloseAll()
-	_ = p.server.Close() // what can fail is closing the listener, which is closed
-	select {
-	case <-p.done:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("close the egress proxy: %w", context.Cause(ctx))
+	if err := p.server.Close(ctx); err != nil {
+		return fmt.Errorf("close the egress proxy: %w", err)
 	}
+	return nil
 }
 
 // maxShown is how much of what is no name of a host is repeated.

@@ -138,7 +138,6 @@ func (p *proxy) tunnel(w http.ResponseWriter, r *http.Request) {
 		}
 		return // the client is gone
 	}
-	defer p.connections.Done()
 	defer func() { _ = client.Close() }() // nobody is left to tell
 	if err != nil {
 		status, text := p.explain(err)

@@ -23,12 +23,10 @@ import (
 // The limits of a gateway. They bound what an agent can take of the
 // orchestrator, and are far above what the agents need.
 const (
-	maxHeader      = 64 << 10
 	maxBody        = 64 << 20 // the APIs take 32 to 50 MB
 	maxConnections = 128
 	headerTimeout  = 10 * time.Second // for the head of a request
 	bodyTimeout    = time.Minute      // between two pieces of a request's body
-	idleTimeout    = 2 * time.Minute  // between two requests on a connection
 	dialTimeout    = 30 * time.Second
 	tlsTimeout     = 15 * time.Second
 	// Shorter than that of the APIs' servers: a POST that meets a connection
@@ -52,8 +50,7 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 	_, _ = rand.Read(token[:]) // never fails (crypto/rand)
 	g := &gateway{
 		base: base, loopback: ports.IsLoopback(base.Hostname()), api: spec.API, credential: spec.Credential, token: hex.EncodeToString(token[:]),
-		routes: make(map[route]*url.URL, len(spec.API.Routes)), done: make(chan struct{}),
-		patience: gs.body,
+		routes: make(map[route]*url.URL, len(spec.API.Routes)), patience: gs.body,
 	}
 	for _, r := range spec.API.Routes {
 		to := *base
@@ -61,12 +58,15 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 		to.Path, to.RawPath = strings.TrimSuffix(base.Path, "/")+r.Path, strings.TrimSuffix(base.EscapedPath(), "/")+r.Path
 		g.routes[route{r.Method, r.Path}] = &to
 	}
-	g.listener, err = loopback.Listen(ctx, maxConnections)
+	g.server, err = loopback.Serve(ctx, loopback.Limits{Connections: maxConnections, Head: gs.head}, g.handler)
 	if err != nil {
 		return nil, fmt.Errorf("open the model gateway of session %s: %w", spec.Session, err)
 	}
-	lifetime, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	g.cancel = cancel
+	return g, nil
+}
+
+// handler makes what serves the requests.
+func (g *gateway) handler(lifetime context.Context) http.Handler {
 	g.transport = &http.Transport{
 		Proxy: http.ProxyFromEnvironment,
 		// It goes on connecting for a request that was given up.
@@ -80,38 +80,11 @@ func (gs *Gateways) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gat
 		// The answer's head; its body has no bound.
 		MaxResponseHeaderBytes: 1 << 20,
 	}
-	quiet := log.New(io.Discard, "", 0)
 	g.proxy = &httputil.ReverseProxy{
 		Rewrite: g.rewrite, Transport: g.transport, FlushInterval: -1,
-		ModifyResponse: g.answered, ErrorHandler: g.failed, ErrorLog: quiet,
+		ModifyResponse: g.answered, ErrorHandler: g.failed, ErrorLog: log.New(io.Discard, "", 0),
 	}
-	var connections sync.WaitGroup
-	// It speaks no TLS, so HTTP/2 would only take memory.
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	g.server = &http.Server{
-		Protocols: protocols,
-		Handler:   g, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: gs.head, IdleTimeout: idleTimeout, ErrorLog: quiet,
-		BaseContext: func(net.Listener) context.Context { return lifetime },
-		// "OPTIONS *" is refused like everything else.
-		DisableGeneralOptionsHandler: true,
-		ConnState: func(_ net.Conn, s http.ConnState) {
-			switch s {
-			case http.StateNew:
-				connections.Add(1)
-			case http.StateClosed, http.StateHijacked:
-				connections.Done()
-			case http.StateActive, http.StateIdle:
-			}
-		},
-	}
-	go func() {
-		defer close(g.done)
-		_ = g.server.Serve(g.listener) // always an error, at the latest that of Close
-		connections.Wait()
-		g.transport.CloseIdleConnections()
-	}()
-	return g, nil
+	return g
 }
 
 // dialWithin connects to the API. What it has connected, or is connecting, ends with
@@ -176,19 +149,16 @@ type gateway struct {
 	token      string
 	patience   time.Duration // with the body of a request
 
-	listener  *loopback.Listener
-	server    *http.Server
+	server    *loopback.Server
 	transport *http.Transport
 	proxy     *httputil.ReverseProxy
-	cancel    context.CancelFunc
-	done      chan struct{} // closed when nothing runs any more
 
 	mu    sync.Mutex
 	meter ports.GatewayMeter
 }
 
 // Port implements ports.Gateway.
-func (g *gateway) Port() uint16 { return g.listener.Port() }
+func (g *gateway) Port() uint16 { return g.server.Port() }
 
 // BaseURL implements ports.Gateway.
 func (g *gateway) BaseURL() string { return fmt.Sprintf("http://127.0.0.1:%d", g.Port()) }
@@ -212,13 +182,9 @@ func (g *gateway) count(change func(*ports.GatewayMeter)) {
 
 // Close implements ports.Gateway.
 func (g *gateway) Close(ctx context.Context) error {
-	g.cancel()
-	g.listener.CloseAll()
-	_ = g.server.Close() // what can fail is closing the listener, which is closed
-	select {
-	case <-g.done:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("close the model gateway: %w", context.Cause(ctx))
+	if err := g.server.Close(ctx); err != nil {
+		return fmt.Errorf("close the model gateway: %w", err)
 	}
+	g.transport.CloseIdleConnections()
+	return nil
 }
