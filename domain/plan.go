@@ -599,7 +599,7 @@ func (p SandboxPlan) Digest() string {
 		field("model gateway")
 	}
 	if len(p.domains) > 0 {
-		field("domains", egressNames(p.domains)...)
+		field("domains", p.EgressNames()...)
 	}
 	field("limits", num(p.limits.MemoryBytes), num(p.limits.Pids), strconv.FormatFloat(p.limits.CPUs, 'g', -1, 64))
 	sum := sha256.Sum256(text)
@@ -628,7 +628,7 @@ func (p SandboxPlan) Grants() []string {
 		add(true, "tcp connect %s", d)
 	}
 	add(p.gateway, "tcp connect model gateway")
-	for _, name := range egressNames(p.domains) {
+	for _, name := range p.EgressNames() {
 		add(true, "domain %s", name)
 	}
 	for _, port := range p.bindTCP {
@@ -709,7 +709,7 @@ func (p SandboxPlan) String() string {
 		fmt.Fprintf(&b, "  tcp connect to   %s%s%s\n", strings.Join(to, " "), waived(PropertyDestinations), p.from(to, prefixed("tcp connect ")))
 	}
 	if len(p.domains) > 0 {
-		names := egressNames(p.domains)
+		names := p.EgressNames()
 		fmt.Fprintf(&b, "  domains          %s%s%s\n", strings.Join(names, " "), waived(PropertyDestinations), p.from(names, prefixed("domain ")))
 	}
 	fmt.Fprintf(&b, "  tcp bind         %s%s%s\n", portList(p.bindTCP), waived(PropertyTCP), portsFrom(p.bindTCP, "tcp bind "))
@@ -797,9 +797,11 @@ func (l Limits) String() string {
 	return strings.Join(parts, ", ")
 }
 
-func egressNames(domains []EgressDomain) []string {
-	names := make([]string, 0, len(domains))
-	for _, d := range domains {
+// EgressNames are the domains of [SandboxPlan.EgressDomains] in their canonical form,
+// nil for none.
+func (p SandboxPlan) EgressNames() []string {
+	var names []string
+	for _, d := range p.domains {
 		names = append(names, d.String())
 	}
 	return names

@@ -50,8 +50,9 @@ type Receipt struct {
 	// of that name is waived.
 	Destinations []netip.AddrPort
 	// Domains are reached by name, through the session's egress proxy, which is one
-	// of the destinations.
-	Domains []EgressDomain
+	// of the destinations. They are text, because a receipt stays readable whatever a
+	// later Caisson takes for a domain.
+	Domains []string
 	// UnixDestinations are the unix sockets that can be connected to by their paths,
 	// beside those that the plan allows altogether.
 	UnixDestinations []string
@@ -109,7 +110,7 @@ func (r Receipt) String() string {
 	}
 	fmt.Fprintf(&b, "; %d paths granted; tcp %s", granted, tcp)
 	if len(r.Domains) > 0 {
-		fmt.Fprintf(&b, "; domains %s", strings.Join(egressNames(r.Domains), " "))
+		fmt.Fprintf(&b, "; domains %s", printable(strings.Join(r.Domains, " ")))
 	}
 	for i, path := range r.UnixDestinations {
 		b.WriteString([]string{"; unix ", " "}[min(i, 1)] + word(path))

@@ -287,17 +287,10 @@ func (w wireEvent) final() domain.Final {
 func (w wireReceipt) domain() (domain.Receipt, error) {
 	r := domain.Receipt{
 		Unconfined: w.Unconfined, Why: w.Why, Preset: w.Preset, Enforcer: w.Enforcer, ABI: w.ABI,
-		Layers: someOrNil(w.Layers), ConnectTCP: someOrNil(w.ConnectTCP), Destinations: someOrNil(w.Destinations), UnixDestinations: someOrNil(w.UnixDestinations), BindTCP: someOrNil(w.BindTCP),
+		Layers: someOrNil(w.Layers), ConnectTCP: someOrNil(w.ConnectTCP), Destinations: someOrNil(w.Destinations), Domains: someOrNil(w.Domains), UnixDestinations: someOrNil(w.UnixDestinations), BindTCP: someOrNil(w.BindTCP),
 		Open: someOrNil(w.Open), Agent: someOrNil(w.Agent), PlanDigest: w.PlanDigest,
 		Tree: domain.TreeControl(w.Tree), InheritedFDs: w.InheritedFDs,
 		Probe: domain.Probe{Skipped: w.Probe.Skipped},
-	}
-	for _, s := range w.Domains {
-		d, err := domain.ParseEgressDomain(s)
-		if err != nil {
-			return domain.Receipt{}, err
-		}
-		r.Domains = append(r.Domains, d)
 	}
 	for _, c := range w.Probe.Checks {
 		r.Probe.Checks = append(r.Probe.Checks, domain.ProbeCheck{

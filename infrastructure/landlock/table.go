@@ -258,7 +258,7 @@ func receiptOf(plan domain.SandboxPlan, k kernel, rules []domain.GrantedRule) do
 		Properties: statuses(plan, k),
 		Rules:      rules,
 		ConnectTCP: plan.ConnectTCP(), Destinations: plan.ReachableDestinations(),
-		Domains:    plan.EgressDomains(),
+		Domains:    plan.EgressNames(),
 		BindTCP:    plan.BindTCP(),
 		Open:       openLimits(plan, k),
 		PlanDigest: plan.Digest(),

@@ -263,7 +263,7 @@ func (c *confinement) Receipt() domain.Receipt {
 	}
 	r.Properties = slices.Clone(c.properties)
 	r.Open = append(r.Open, openLimits(c.plan)...)
-	r.Destinations, r.Domains = c.plan.ReachableDestinations(), c.plan.EgressDomains()
+	r.Destinations, r.Domains = c.plan.ReachableDestinations(), c.plan.EgressNames()
 	if c.filter != nil {
 		r.UnixDestinations = c.plan.UnixDestinations()
 	}

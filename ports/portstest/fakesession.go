@@ -373,7 +373,7 @@ func fakeReceipt(spec ports.SessionSpec, plan domain.SandboxPlan) domain.Receipt
 	if r.Unconfined {
 		return r
 	}
-	r.Domains = plan.EgressDomains()
+	r.Domains = plan.EgressNames()
 	r.Preset, r.Enforcer, r.ConnectTCP, r.Destinations, r.BindTCP = plan.Preset(), "fake", plan.ConnectTCP(), plan.ReachableDestinations(), plan.BindTCP()
 	for _, p := range domain.Properties() {
 		status := domain.PropertyStatus{Property: p, State: domain.StateNotRequested}

@@ -126,7 +126,7 @@ func realEgress(t *testing.T, b *realBench) {
 		for _, property := range []domain.Property{domain.PropertyUDP, domain.PropertyDestinations, domain.PropertyTCP} {
 			require.Contains(t, receipt.InState(domain.StateEnforced), property)
 		}
-		require.Equal(t, policy.Domains, receipt.Domains)
+		require.Equal(t, plan.EgressNames(), receipt.Domains)
 		told := egressNotices(events)
 		require.Contains(t, told, "allowed "+host)
 		require.NotEmpty(t, dns.asked)
