@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -101,9 +103,13 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		}
 		attr := sessionLeader(opts)
 		attr.Ptrace = true
-		proc, err = os.StartProcess(line.Path, line.Argv, &os.ProcAttr{
+		var earlier []*os.Process
+		if keep != nil {
+			earlier = append(earlier, keep.proc)
+		}
+		proc, err = startOnThread(line.Path, line.Argv, &os.ProcAttr{
 			Dir: line.Dir, Env: line.Env, Files: files[:], Sys: attr,
-		})
+		}, earlier...)
 		if err != nil {
 			return startError(line, err)
 		}
@@ -177,10 +183,17 @@ func noKeeper(err error) error {
 // its exec, and sees to it that it stays stopped when that thread has ended. It has
 // not executed one instruction of its program, and will not before a SIGCONT.
 func leaveStopped(pid int) error {
+	// The end of the tracer restarts its tracee (ptrace(2)), which then finds this
+	// signal before it gets back to user mode. If the SIGCONT was faster, it has
+	// taken the SIGSTOP away, and the child goes on without another stop.
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		return os.NewSyscallError("kill(SIGSTOP)", err)
+	}
 	var status unix.WaitStatus
 	for {
-		// Having told of it, the kernel drops the SIGTRAP that the child stopped for.
-		// A child whose tracer dies before dies of it.
+		// Having told of it, the kernel drops the SIGTRAP that the child stopped for:
+		// it is taken first, being the thread's own. A child whose tracer dies before
+		// that dies of it.
 		_, err := unix.Wait4(pid, &status, unix.WALL, nil)
 		if errors.Is(err, unix.EINTR) {
 			continue
@@ -190,16 +203,49 @@ func leaveStopped(pid int) error {
 		}
 		break
 	}
-	if !status.Stopped() {
-		return fmt.Errorf("the child ended before its first instruction (wait status %#x)", uint32(status))
-	}
-	// The end of the tracer restarts its tracee (ptrace(2)), which then finds this
-	// signal before it gets back to user mode. If the SIGCONT was faster, it has
-	// taken the SIGSTOP away, and the child goes on without another stop.
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		return os.NewSyscallError("kill(SIGSTOP)", err)
+	if !status.Stopped() || status.StopSignal() != unix.SIGTRAP {
+		return fmt.Errorf("the child ended or stopped before its first instruction (wait status %#x)", uint32(status))
 	}
 	return nil
+}
+
+// startLimit is how long a child may take from its fork to its exec. It shares the
+// orchestrator's memory until then, and whoever starts it, and everybody else who
+// wants to start something, waits: for as long as a file system lets it, or somebody
+// who has stopped it.
+var startLimit = 30 * time.Second
+
+// errStuck: the limit has passed.
+var errStuck = errors.New("it did not get to its program in time, and was killed")
+
+// startOnThread starts a process from a throwaway thread, all of whose children are
+// its own. One that does not get to its exec in time is killed; where the kernel
+// does not tell a thread's children (CONFIG_PROC_CHILDREN) it is waited for.
+func startOnThread(path string, argv []string, attr *os.ProcAttr, earlier ...*os.Process) (*os.Process, error) {
+	children := fmt.Sprintf("/proc/%d/task/%d/children", unix.Getpid(), unix.Gettid())
+	fired := make(chan struct{})
+	timer := time.AfterFunc(startLimit, func() {
+		defer close(fired)
+		list, err := os.ReadFile(children)
+		if err != nil {
+			return
+		}
+		for text := range strings.FieldsSeq(string(list)) {
+			pid, err := strconv.Atoi(text)
+			if err == nil && !slices.ContainsFunc(earlier, func(p *os.Process) bool { return p.Pid == pid }) {
+				_ = unix.Kill(pid, unix.SIGKILL) // it may be gone
+			}
+		}
+	})
+	proc, err := os.StartProcess(path, argv, attr)
+	if timer.Stop() {
+		return proc, err
+	}
+	<-fired
+	if proc != nil {
+		discard(proc)
+	}
+	return nil, errors.Join(errStuck, err)
 }
 
 // resume lets a child run that was born stopped.

@@ -411,3 +411,35 @@ func TestSetuidWhileATurnRuns(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 	require.Equal(t, "setuid: <nil>\nlines: <nil> fault: <nil> exit: SIGKILL closed: <nil> uid: 65534\n", string(out))
 }
+
+// A child that is held up before its exec holds up whoever wants to start one. A
+// lease on its program does that for as long as lease-break-time (fcntl(2)); so
+// does a SIGSTOP from a process of the same user, or a file system that hangs.
+func TestAStartThatIsHeldUpIsEnded(t *testing.T) {
+	testkit.RequireLandlock(t, 6)
+	testkit.NoLeaks(t)
+	was := startLimit
+	startLimit = 200 * time.Millisecond
+	defer func() { startLimit = was }()
+	dir := tempDir(t)
+	program := filepath.Join(dir, "program")
+	text, err := os.ReadFile("/bin/true")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, text, 0o700))
+	held, err := os.Open(program)
+	require.NoError(t, err)
+	defer held.Close()
+	_, err = unix.FcntlInt(held.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	require.NoError(t, err)
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer null.Close()
+
+	line := domain.SpawnLine{Path: program, Argv: []string{"program"}, Dir: "/", Sandbox: testPlan(dir)}
+	begun := time.Now()
+	_, err = confinedSpawner().start(context.Background(), line, stdio{null, null, null}, startOptions{keeper: true})
+	require.ErrorIs(t, err, errStuck)
+	require.Less(t, time.Since(begun), 10*time.Second)
+	var spawn *domain.SpawnError
+	require.ErrorAs(t, err, &spawn)
+}
