@@ -87,7 +87,7 @@ func prepareKeeper() (*keeper, error) {
 
 // start starts the keeper; on the throwaway thread, in the outer domain.
 func (k *keeper) start() error {
-	proc, err := startOnThread(keeperShell, []string{"caisson-keeper", "-c", keeperScript, "caisson-keeper", strconv.Itoa(os.Getpid())}, &os.ProcAttr{
+	proc, err := starts.start(keeperShell, []string{"caisson-keeper", "-c", keeperScript, "caisson-keeper", strconv.Itoa(os.Getpid())}, &os.ProcAttr{
 		Dir: "/", Env: []string{}, Files: []*os.File{k.stdin, k.stdout, k.null},
 		Sys: &syscall.SysProcAttr{Setsid: true},
 	})

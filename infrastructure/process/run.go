@@ -518,6 +518,7 @@ func (c *child) destroy() error {
 
 // release frees what the child holds in the orchestrator.
 func (c *child) release() error {
+	c.ready.Wait()
 	err := errors.Join(c.exit.close(), c.supervision.end())
 	if c.keeper != nil {
 		err = errors.Join(err, c.keeper.dismiss())

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 	"syscall"
 
 	"github.com/caisson-run/caisson/domain"
@@ -79,6 +80,8 @@ type child struct {
 	// supervision answers system calls of the child and of its tree; nil if none
 	// are left to answer.
 	supervision *supervision
+	// ready is what is done for the next start while the child runs.
+	ready sync.WaitGroup
 }
 
 // supervisorOf returns what answers the system calls that an applied confinement

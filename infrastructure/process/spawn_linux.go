@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -72,7 +70,6 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	var (
 		proc *os.Process
 		exit *exitWatch
-		errW error
 		errC error
 
 		supervisor ports.Supervisor
@@ -107,14 +104,16 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		if keep != nil {
 			earlier = append(earlier, keep.proc)
 		}
-		proc, err = startOnThread(line.Path, line.Argv, &os.ProcAttr{
+		proc, err = starts.start(line.Path, line.Argv, &os.ProcAttr{
 			Dir: line.Dir, Env: line.Env, Files: files[:], Sys: attr,
 		}, earlier...)
 		if err != nil {
 			return startError(line, err)
 		}
-		next()
-		if err := leaveStopped(proc.Pid); err != nil {
+		if err := leaveStopped(proc.Pid, func() (err error) {
+			exit, err = watchExit(proc.Pid)
+			return err
+		}); err != nil {
 			// It would run once this thread, its tracer, is gone.
 			_ = proc.Kill() // if that fails too, discard tries again
 			return &domain.SpawnError{Step: "stop at birth", Argv0: line.Path, Err: err}
@@ -124,10 +123,6 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 		receipt = conf.Receipt()
 		supervisor, errC = supervisorOf(conf)
 		errC = errors.Join(errC, conf.Close())
-	}, func() {
-		if proc != nil {
-			exit, errW = watchExit(proc.Pid)
-		}
 	})
 	// The child has not run one instruction, so what it starts is born in the
 	// group.
@@ -156,8 +151,8 @@ func (s *Spawner) startConfined(ctx context.Context, line domain.SpawnLine, file
 	if err != nil {
 		return fail(err)
 	}
-	if errW := errors.Join(errW, errC); errW != nil {
-		return fail(&domain.SpawnError{Step: "watch", Argv0: line.Path, Err: errW})
+	if errC != nil {
+		return fail(&domain.SpawnError{Step: "supervise", Argv0: line.Path, Err: errC})
 	}
 	receipt.InheritedFDs = s.cfg.KeepInheritedFDs
 	receipt.Tree = domain.TreeWalk
@@ -181,13 +176,17 @@ func noKeeper(err error) error {
 
 // leaveStopped awaits that a child, under trace by the calling thread, stopped at
 // its exec, and sees to it that it stays stopped when that thread has ended. It has
-// not executed one instruction of its program, and will not before a SIGCONT.
-func leaveStopped(pid int) error {
+// not executed one instruction of its program, and will not before a SIGCONT. What
+// is done meanwhile costs no time.
+func leaveStopped(pid int, meanwhile func() error) error {
 	// The end of the tracer restarts its tracee (ptrace(2)), which then finds this
 	// signal before it gets back to user mode. If the SIGCONT was faster, it has
 	// taken the SIGSTOP away, and the child goes on without another stop.
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		return os.NewSyscallError("kill(SIGSTOP)", err)
+	}
+	if err := meanwhile(); err != nil {
+		return err
 	}
 	var status unix.WaitStatus
 	for {
@@ -209,45 +208,6 @@ func leaveStopped(pid int) error {
 	return nil
 }
 
-// startLimit is how long a child may take from its fork to its exec. It shares the
-// orchestrator's memory until then, and whoever starts it, and everybody else who
-// wants to start something, waits: for as long as a file system lets it, or somebody
-// who has stopped it.
-var startLimit = 30 * time.Second
-
-// errStuck: the limit has passed.
-var errStuck = errors.New("it did not get to its program in time, and was killed")
-
-// startOnThread starts a process from a throwaway thread, all of whose children are
-// its own. One that does not get to its exec in time is killed; where the kernel
-// does not tell a thread's children (CONFIG_PROC_CHILDREN) it is waited for.
-func startOnThread(path string, argv []string, attr *os.ProcAttr, earlier ...*os.Process) (*os.Process, error) {
-	children := fmt.Sprintf("/proc/%d/task/%d/children", unix.Getpid(), unix.Gettid())
-	fired := make(chan struct{})
-	timer := time.AfterFunc(startLimit, func() {
-		defer close(fired)
-		list, err := os.ReadFile(children)
-		if err != nil {
-			return
-		}
-		for text := range strings.FieldsSeq(string(list)) {
-			pid, err := strconv.Atoi(text)
-			if err == nil && !slices.ContainsFunc(earlier, func(p *os.Process) bool { return p.Pid == pid }) {
-				_ = unix.Kill(pid, unix.SIGKILL) // it may be gone
-			}
-		}
-	})
-	proc, err := os.StartProcess(path, argv, attr)
-	if timer.Stop() {
-		return proc, err
-	}
-	<-fired
-	if proc != nil {
-		discard(proc)
-	}
-	return nil, errors.Join(errStuck, err)
-}
-
 // resume lets a child run that was born stopped.
 func (c *child) resume() error {
 	if c.receipt.Unconfined {
@@ -256,6 +216,7 @@ func (c *child) resume() error {
 	if err := c.proc.Signal(unix.SIGCONT); err != nil {
 		return &domain.SpawnError{Step: "resume", Argv0: c.receipt.Enforcer, Err: err}
 	}
+	c.ready.Go(haveThreadReady)
 	return nil
 }
 
@@ -289,7 +250,12 @@ func watchExit(pid int) (*exitWatch, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("pidfd_open", err)
 	}
-	return &exitWatch{pidfd: os.NewFile(uintptr(fd), "pidfd")}, nil
+	w := &exitWatch{pidfd: os.NewFile(uintptr(fd), "pidfd")}
+	// Otherwise nothing would tell of the end.
+	if err := w.pidfd.SetReadDeadline(time.Time{}); err != nil {
+		return nil, errors.Join(fmt.Errorf("the poller has not taken a pidfd: %w", err), w.close())
+	}
+	return w, nil
 }
 
 // awaitExit returns when the child has ended; it is not reaped yet.

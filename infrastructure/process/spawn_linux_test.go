@@ -418,9 +418,9 @@ func TestSetuidWhileATurnRuns(t *testing.T) {
 func TestAStartThatIsHeldUpIsEnded(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
 	testkit.NoLeaks(t)
-	was := startLimit
-	startLimit = 200 * time.Millisecond
-	defer func() { startLimit = was }()
+	was := starts
+	starts = &startWatch{limit: 100 * time.Millisecond}
+	defer func() { starts = was }()
 	dir := tempDir(t)
 	program := filepath.Join(dir, "program")
 	text, err := os.ReadFile("/bin/true")

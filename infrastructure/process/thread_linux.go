@@ -69,6 +69,18 @@ func onThrowawayThread(fn func(next func()) error, stages ...func()) error {
 	return o.err
 }
 
+// haveThreadReady makes the runtime have a thread to spare. A throwaway thread uses
+// one up, and the next spawn would wait until the kernel has made another; now
+// there is a child to wait for anyway.
+func haveThreadReady() {
+	// The runtime needs a second thread while a goroutine waits that keeps its own.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	woken := make(chan struct{})
+	go close(woken)
+	<-woken
+}
+
 // awaitThreadGone returns when the process has no thread of that id.
 func awaitThreadGone(tid int) error {
 	pid := unix.Getpid()
