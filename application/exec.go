@@ -55,7 +55,7 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 		if err != nil {
 			err = errors.Join(err, removed)
 		} else {
-			result.CleanUp = removed
+			result.CleanUp = errors.Join(result.CleanUp, removed)
 		}
 	}()
 	// A place that nobody has open is one that somebody left behind, and removed.
@@ -78,8 +78,13 @@ func (o *Orchestrator) Exec(ctx context.Context, req ExecRequest) (result ports.
 	}
 	if proxy != nil {
 		defer func() {
-			err = errors.Join(err, o.closeEgress(context.WithoutCancel(ctx), proxy))
+			closed := o.closeEgress(context.WithoutCancel(ctx), proxy)
 			journal.log(o.log)
+			if err != nil {
+				err = errors.Join(err, closed)
+			} else { // the command has its result all the same
+				result.CleanUp = errors.Join(result.CleanUp, closed)
+			}
 		}()
 	}
 	x.plan = plan

@@ -92,7 +92,7 @@ func Module(opts ...Option) fx.Option {
 		func() ports.ModelGateway { return s.gateway },
 		func() ports.EgressProxy { return s.egress },
 		s.store,
-		func(store ports.SessionStore) (ports.LoginStore, error) { return logins(store) },
+		s.loginStore,
 		s.orchestrator,
 	}
 	if s.native {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/fx"
+	"go.uber.org/mock/gomock"
 
 	"github.com/caisson-run/caisson/application"
 	"github.com/caisson-run/caisson/composition"
@@ -21,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/infrastructure/fakecli"
 	"github.com/caisson-run/caisson/infrastructure/process"
 	"github.com/caisson-run/caisson/ports"
+	"github.com/caisson-run/caisson/ports/portsmock"
 	"github.com/caisson-run/caisson/ports/portstest"
 	"github.com/caisson-run/caisson/tests/testkit"
 )
@@ -240,6 +242,15 @@ func TestWithEgressProxy(t *testing.T) {
 	require.True(t, proxies.Opened()[0].Closed())
 }
 
+func TestWithLoginStore(t *testing.T) {
+	logins := portsmock.NewLoginStore(gomock.NewController(t))
+	logins.EXPECT().List(gomock.Any()).Return([]ports.LoginID{{Agent: "other", Name: "mine"}}, nil)
+	o := compose(t, append(base(t), composition.WithAllowNative(), composition.WithLoginStore(logins))...).Orchestrator
+	kept, err := o.Logins(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []ports.Login{{ID: ports.LoginID{Agent: "other", Name: "mine"}}}, kept)
+}
+
 func TestWithClock(t *testing.T) {
 	now := time.Date(2001, 2, 3, 4, 5, 6, 7, time.UTC)
 	o := compose(t, append(base(t), composition.WithAllowNative(), composition.WithClock(func() time.Time { return now }))...).Orchestrator
@@ -284,6 +295,7 @@ func TestABadOptionIsRefused(t *testing.T) {
 		"clock":                    composition.WithClock(nil),
 		"model gateway":            composition.WithModelGateway(nil),
 		"egress proxy":             composition.WithEgressProxy(nil),
+		"login store":              composition.WithLoginStore(nil),
 		"graces":                   composition.WithGraces(process.Graces{Drain: -1}),
 		"state directory":          composition.WithStateRoot("relative/dir"),
 		"WithAllowNative, not bot": composition.WithAllowNative(),

@@ -41,6 +41,7 @@ type settings struct {
 	graces    process.Graces
 	gateway   ports.ModelGateway
 	egress    ports.EgressProxy
+	logins    ports.LoginStore // nil for the default
 }
 
 func newSettings(opts []Option) (settings, error) {
@@ -197,6 +198,18 @@ func WithClock(now func() time.Time) Option {
 	})
 }
 
+// WithLoginStore replaces where the agents' own logins are kept, which is beside the
+// sessions.
+func WithLoginStore(l ports.LoginStore) Option {
+	return option(func(s *settings) error {
+		if l == nil {
+			return refuse("login store", "nil", "leave the option out for the default")
+		}
+		s.logins = l
+		return nil
+	})
+}
+
 // WithGraces replaces the waits of the stop ladder and of the end of a turn. A
 // field that is zero keeps its default.
 func WithGraces(g process.Graces) Option {
@@ -237,7 +250,10 @@ func (s settings) store() (ports.SessionStore, error) {
 	return store.New(root)
 }
 
-// logins are kept beside the sessions.
-func logins(sessions ports.SessionStore) (ports.LoginStore, error) {
+// loginStore returns where logins are kept: beside the sessions, by default.
+func (s settings) loginStore(sessions ports.SessionStore) (ports.LoginStore, error) {
+	if s.logins != nil {
+		return s.logins, nil
+	}
 	return store.NewLogins(sessions.Root())
 }
