@@ -306,7 +306,7 @@ func (s *Supervisor) decide(n *notification, address []byte) response {
 	to, at := addressOf(address)
 	switch k := kindOf(fd); {
 	case k == tcp && slices.Contains(s.grants.Destinations, at):
-		return n.fail(s.connecting(fd, func() error { return finished(fd, unix.Connect(fd, to)) }))
+		return n.fail(s.connecting(fd, func() error { return byRoutes(fd, func() error { return finished(fd, unix.Connect(fd, to)) }) }))
 	case k == tcp && to != nil && s.grants.Denied != nil && s.grants.Denied(at.Port()):
 		s.refusals.add(domain.NetworkTCP, at.String())
 		return otherwise()
@@ -402,6 +402,32 @@ func (s *Supervisor) connecting(fd int, connect func() error) error {
 		return unix.EACCES
 	}
 	return connect()
+}
+
+// byRoutes connects the child's socket by the routes of the host, or not at all. An
+// interface that it is bound to leads even 127.0.0.1 out to whoever is on that network,
+// and the filter refuses the options for it only: the zone of a link-local address binds
+// a socket of IPv6 too, in a connect and in a bind, also where these then fail, and
+// nothing but the options takes that back. So what another thread of the child has done
+// before the connect is still found after it.
+func byRoutes(fd int, connect func() error) error {
+	if err := boundToNoInterface(fd); err != nil {
+		return err
+	}
+	err := connect()
+	if bound := boundToNoInterface(fd); bound != nil {
+		// AF_UNSPEC ends the connection, or the attempt at one (connect(2)).
+		return errors.Join(bound, connectAs(fd, make([]byte, unix.SizeofSockaddrInet4)))
+	}
+	return err
+}
+
+func boundToNoInterface(fd int) error {
+	index, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX)
+	if err == nil && index != 0 {
+		err = unix.EACCES
+	}
+	return err
 }
 
 // connectUnix connects the child's socket to a granted one: to that very file, that

@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -396,4 +397,108 @@ func TestRefusalsAreBounded(t *testing.T) {
 	require.Len(t, got, maxRefusals+1)
 	require.Equal(t, domain.Refusal{Network: domain.NetworkTCP, Address: "127.0.0.2:1", Count: 1}, got[0])
 	require.Equal(t, domain.Refusal{Count: 2000 - maxRefusals}, got[maxRefusals])
+}
+
+// A link-local address binds a socket of IPv6 to an interface, as the options do that
+// the filter refuses, and also if nothing is there. What is bound to one does not get
+// to the host that the plan means.
+func TestASocketThatIsBoundToAnInterfaceReachesNoDestination(t *testing.T) {
+	testkit.NoLeaks(t)
+	granted, accepted := listen(t, "tcp4", "127.0.0.1:0")
+	port, _ := listen(t, "tcp6", "[::]:0")
+	lo, err := net.InterfaceByName("lo")
+	require.NoError(t, err)
+	nowhere := &unix.SockaddrInet6{ZoneId: uint32(lo.Index), Addr: netip.MustParseAddr("fe80::77").As16()}
+	nobody := &unix.SockaddrInet6{Port: int(port.Port()), ZoneId: nowhere.ZoneId, Addr: nowhere.Addr}
+	mapped := sockaddr(netip.AddrPortFrom(netip.AddrFrom16(granted.Addr().As16()), granted.Port()))
+	end := func(fd int) error { return connectAs(fd, make([]byte, unix.SizeofSockaddrInet4)) }
+	ways := map[string]func(fd int) error{
+		"bind":           func(fd int) error { _ = unix.Bind(fd, nowhere); return nil },
+		"connect":        func(fd int) error { _ = unix.Connect(fd, nobody); return nil },
+		"bind and end":   func(fd int) error { _ = unix.Bind(fd, nowhere); return end(fd) },
+		"connect and it": func(fd int) error { _ = unix.Connect(fd, nobody); return end(fd) },
+		"freely": func(fd int) error {
+			if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
+				return err
+			}
+			return unix.Bind(fd, nowhere)
+		},
+	}
+	try := func(first func(fd int) error) (bound int, err error) {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return 0, err
+		}
+		defer unix.Close(fd)
+		if err := first(fd); err != nil {
+			return 0, err
+		}
+		if bound, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX); err != nil {
+			return 0, err
+		}
+		return bound, unix.Connect(fd, mapped)
+	}
+	s := newUnixStage(t, "unix")
+	for name, plan := range map[string]domain.SandboxPlan{"Landlock decides": plan, "all is answered": s.plan()} {
+		t.Run(name, func(t *testing.T) {
+			before := accepted.Load()
+			bound, errs := map[string]int{}, map[string]error{}
+			var free error
+			plan := plan.WithDestinations(granted).WithConnectTCP(port.Port()).WithBindTCP(port.Port())
+			require.NoError(t, supervisedUnder(t, plan, func(*Supervisor) {
+				for way, first := range ways {
+					bound[way], errs[way] = try(first)
+				}
+				_, free = try(func(int) error { return nil })
+			}))
+			require.NoError(t, free)
+			reached := before + 1
+			for way := range ways {
+				if name == "Landlock decides" && strings.HasPrefix(way, "connect") {
+					require.NoError(t, errs[way], "Landlock has refused that connect before it did anything")
+					reached++
+					continue
+				}
+				require.Equal(t, lo.Index, bound[way], way)
+				require.ErrorIs(t, errs[way], unix.EACCES, way)
+			}
+			require.Eventually(t, func() bool { return accepted.Load() == reached }, 5*time.Second, time.Millisecond)
+		})
+	}
+}
+
+// It is looked at again behind the connect, for what another thread does between.
+func TestAnInterfaceThatComesMeanwhileLeadsNowhere(t *testing.T) {
+	testkit.NoLeaks(t)
+	granted, _ := listen(t, "tcp4", "127.0.0.1:0")
+	mapped := sockaddr(netip.AddrPortFrom(netip.AddrFrom16(granted.Addr().As16()), granted.Port()))
+	lo, err := net.InterfaceByName("lo")
+	require.NoError(t, err)
+	for name, bind := range map[string]func(fd int){
+		"nothing": func(int) {},
+		"a bind": func(fd int) {
+			_ = unix.Bind(fd, &unix.SockaddrInet6{ZoneId: uint32(lo.Index), Addr: netip.MustParseAddr("fe80::77").As16()})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			require.NoError(t, err)
+			defer unix.Close(fd)
+			var connected error
+			err = byRoutes(fd, func() error {
+				bind(fd)
+				connected = unix.Connect(fd, mapped)
+				return connected
+			})
+			require.NoError(t, connected)
+			_, peer := unix.Getpeername(fd)
+			if name == "nothing" {
+				require.NoError(t, err)
+				require.NoError(t, peer)
+				return
+			}
+			require.ErrorIs(t, err, unix.EACCES)
+			require.ErrorIs(t, peer, unix.ENOTCONN, "the connection is ended")
+		})
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -335,14 +336,37 @@ func destinationAttempts() []Attempt {
 		}
 		return connectAndWrite(c, fd, to)
 	})
+	zones := sending("destination-by-a-zone", p, socketTry(unix.AF_INET6, unix.SOCK_STREAM, 0, toMapped("destination"), connectByZone))
 	return []Attempt{
-		works, waits, race, interfaces,
+		works, waits, race, interfaces, zones,
 		connect("destination-port-elsewhere", 2, "other-destination", connectAndWrite),
 		connect("destination-fast-open-elsewhere", 2, "other-destination", sendto(unix.MSG_FASTOPEN)).about(domain.PropertyOtherSockets, Seccomp),
 		sending("destination-mptcp-elsewhere", domain.PropertyOtherSockets, socketTry(unix.AF_INET, unix.SOCK_STREAM, protoMPTCP, func(c *child) (unix.Sockaddr, error) {
 			return c.inet4("other-destination", 2)
 		}, connectAndWrite), Seccomp),
 	}
+}
+
+// connectByZone connects when the socket is bound to an interface by the zone of an
+// address to which it has tried to connect before, at a port that is granted.
+func connectByZone(c *child, fd int, to unix.Sockaddr) error {
+	port, err := c.number("granted")
+	if err != nil {
+		return err
+	}
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		return err
+	}
+	nobody := &unix.SockaddrInet6{Port: port, ZoneId: uint32(lo.Index), Addr: [16]byte{0: 0xfe, 1: 0x80, 15: 0x77}}
+	_ = unix.Connect(fd, nobody) // what it leaves behind is looked for
+	switch index, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX); {
+	case err != nil:
+		return err
+	case index == 0:
+		return errors.New("the zone has not bound the socket")
+	}
+	return connectAndWrite(c, fd, to)
 }
 
 // destinationRace connects to an address that turns, all the time, from the
