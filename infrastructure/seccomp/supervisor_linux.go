@@ -42,6 +42,7 @@ type Supervisor struct {
 
 	connects sync.WaitGroup
 	slots    chan struct{}
+	own      chan struct{} // see ownConnects
 
 	closing  sync.Once
 	closed   chan struct{}
@@ -59,6 +60,13 @@ type Supervisor struct {
 // maxConnects is how many connects of one tree are made at a time. More than that
 // wait, and with them every other connect of the tree.
 const maxConnects = 64
+
+// A connect may hold a thread for as long as the other side likes, and a process of Go
+// dies of ten thousand threads. So all trees together share what they make at a time,
+// and for each there are a few beside, which no other tree can take from it.
+const ownConnects, sharedConnects = 4, 1024
+
+var shared = make(chan struct{}, sharedConnects)
 
 // Grants is what a supervisor knows of a plan.
 type Grants struct {
@@ -83,7 +91,7 @@ func NewSupervisor(listener int, grants Grants) (*Supervisor, error) {
 	}
 	return &Supervisor{
 		listener: os.NewFile(uintptr(listener), "seccomp listener"), grants: grants,
-		slots: make(chan struct{}, maxConnects), closed: make(chan struct{}), open: map[int]struct{}{}, letting: map[int]struct{}{}, waiting: map[int]int{},
+		slots: make(chan struct{}, maxConnects), own: make(chan struct{}, ownConnects), closed: make(chan struct{}), open: map[int]struct{}{}, letting: map[int]struct{}{}, waiting: map[int]int{},
 	}, nil
 }
 
@@ -271,18 +279,40 @@ func (s *Supervisor) answer(n *notification) error {
 	if !s.grants.All && !granted && !denied && !named {
 		return s.respond(n.goOn())
 	}
-	select {
-	case s.slots <- struct{}{}:
-	case <-s.closed:
-		return os.ErrClosed
+	free, err := s.reserve()
+	if err != nil {
+		return err
 	}
 	asked := *n
 	s.connects.Go(func() {
-		defer func() { <-s.slots }()
+		defer free()
 		// Whoever asked may be gone, and then nobody waits.
 		_ = s.respond(s.decide(&asked, address))
 	})
 	return nil
+}
+
+// reserve waits until one more connect may be made.
+func (s *Supervisor) reserve() (free func(), err error) {
+	select {
+	case s.slots <- struct{}{}:
+	case <-s.closed:
+		return nil, os.ErrClosed
+	}
+	fromOwn, fromShared := func() { <-s.own; <-s.slots }, func() { <-shared; <-s.slots }
+	select {
+	case s.own <- struct{}{}: // first, for the sake of the other trees
+		return fromOwn, nil
+	default:
+	}
+	select {
+	case s.own <- struct{}{}:
+		return fromOwn, nil
+	case shared <- struct{}{}:
+		return fromShared, nil
+	case <-s.closed:
+		return nil, os.ErrClosed
+	}
 }
 
 // decide says what becomes of a connect to an address that was copied, and connects

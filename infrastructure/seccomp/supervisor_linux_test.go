@@ -502,3 +502,39 @@ func TestAnInterfaceThatComesMeanwhileLeadsNowhere(t *testing.T) {
 		})
 	}
 }
+
+// The trees of all sessions together cannot take more threads than a process may have,
+// and none of them what another one needs.
+func TestTheConnectsOfAllTreesAreBounded(t *testing.T) {
+	testkit.NoLeaks(t)
+	granted, _ := listen(t, "tcp4", "127.0.0.1:0")
+	for range sharedConnects {
+		shared <- struct{}{}
+	}
+	room := func() { <-shared }
+	var own, waits, ended error
+	var waited time.Duration
+	require.NoError(t, supervised(t, []netip.AddrPort{granted}, func(s *Supervisor) {
+		own = dial(granted, 0)
+		for range ownConnects {
+			s.own <- struct{}{}
+		}
+		begun := time.Now()
+		timer := time.AfterFunc(200*time.Millisecond, room)
+		waits = dial(granted, 0)
+		waited = time.Since(begun)
+		timer.Stop()
+		shared <- struct{}{}
+		timer = time.AfterFunc(200*time.Millisecond, func() { _ = s.Close() })
+		ended = dial(granted, 0)
+		timer.Stop()
+	}))
+	for range sharedConnects {
+		room()
+	}
+	require.NoError(t, own, "beside what the others have taken")
+	require.NoError(t, waits)
+	require.GreaterOrEqual(t, waited, 200*time.Millisecond)
+	require.Error(t, ended, "it does not keep the supervisor from ending")
+	require.Empty(t, shared)
+}
