@@ -439,25 +439,39 @@ func (s *Supervisor) connecting(fd int, connect func() error) error {
 // and the filter refuses the options for it only: the zone of a link-local address binds
 // a socket of IPv6 too, in a connect and in a bind, also where these then fail, and
 // nothing but the options takes that back. So what another thread of the child has done
-// before the connect is still found after it.
+// before the connect is still found after it. And a socket may come from where the
+// options are not refused.
 func byRoutes(fd int, connect func() error) error {
-	if err := boundToNoInterface(fd); err != nil {
+	if err := isNotLed(fd); err != nil {
 		return err
 	}
 	err := connect()
-	if bound := boundToNoInterface(fd); bound != nil {
+	if led := isNotLed(fd); led != nil {
 		// AF_UNSPEC ends the connection, or the attempt at one (connect(2)).
-		return errors.Join(bound, connectAs(fd, make([]byte, unix.SizeofSockaddrInet4)))
+		return errors.Join(led, connectAs(fd, make([]byte, unix.SizeofSockaddrInet4)))
 	}
 	return err
 }
 
-func boundToNoInterface(fd int) error {
-	index, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX)
-	if err == nil && index != 0 {
-		err = unix.EACCES
+// leading are the options that choose the way of a connection. As a number they are 0
+// where nothing is set: of a route it is the beginning, which has its kind or length.
+var leading = []struct{ level, option int }{
+	{unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX}, {unix.SOL_SOCKET, unix.SO_DONTROUTE},
+	{unix.SOL_IP, unix.IP_OPTIONS}, {unix.SOL_IPV6, unix.IPV6_RTHDR},
+}
+
+// isNotLed returns EACCES for a socket that would not go by the routes of the host.
+func isNotLed(fd int) error {
+	for _, l := range leading {
+		switch value, err := unix.GetsockoptInt(fd, l.level, l.option); {
+		case l.level == unix.SOL_IPV6 && (errors.Is(err, unix.ENOPROTOOPT) || errors.Is(err, unix.EOPNOTSUPP)): // a socket of IPv4
+		case err != nil:
+			return err
+		case value != 0:
+			return unix.EACCES
+		}
 	}
-	return err
+	return nil
 }
 
 // connectUnix connects the child's socket to a granted one: to that very file, that

@@ -538,3 +538,42 @@ func TestTheConnectsOfAllTreesAreBounded(t *testing.T) {
 	require.Error(t, ended, "it does not keep the supervisor from ending")
 	require.Empty(t, shared)
 }
+
+// A socket may have got its options where no filter refuses them.
+func TestASocketThatIsLedPastItsHostReachesNoDestination(t *testing.T) {
+	testkit.NoLeaks(t)
+	granted, accepted := listen(t, "tcp4", "127.0.0.1:0")
+	mapped := sockaddr(netip.AddrPortFrom(netip.AddrFrom16(granted.Addr().As16()), granted.Port()))
+	lo, err := net.InterfaceByName("lo")
+	require.NoError(t, err)
+	ipOptions := string([]byte{7, 7, 4, 0, 0, 0, 0, 0})                            // to record the route: to choose it takes CAP_NET_RAW
+	routing := string(append([]byte{0, 2, 4, 0, 0, 0, 0, 0}, make([]byte, 16)...)) // segments, one of them
+	ways := map[string]func(fd int) error{
+		"an interface":  func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, lo.Index) },
+		"no gateway":    func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DONTROUTE, 1) },
+		"options of IP": func(fd int) error { return unix.SetsockoptString(fd, unix.SOL_IP, unix.IP_OPTIONS, ipOptions) },
+		"a routing header": func(fd int) error {
+			return unix.SetsockoptString(fd, unix.SOL_IPV6, unix.IPV6_RTHDR, routing)
+		},
+		"": func(int) error { return nil },
+	}
+	for family, to := range map[int]unix.Sockaddr{unix.AF_INET: sockaddr(granted), unix.AF_INET6: mapped} {
+		for way, lead := range ways {
+			if family == unix.AF_INET && way == "a routing header" {
+				continue // which IPv4 has not
+			}
+			fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			require.NoError(t, err)
+			require.NoError(t, lead(fd), way)
+			var got error
+			require.NoError(t, supervised(t, []netip.AddrPort{granted}, func(*Supervisor) { got = unix.Connect(fd, to) }))
+			require.NoError(t, unix.Close(fd))
+			if way == "" {
+				require.NoError(t, got)
+			} else {
+				require.ErrorIs(t, got, unix.EACCES, way)
+			}
+		}
+	}
+	require.Eventually(t, func() bool { return accepted.Load() == 2 }, 5*time.Second, time.Millisecond)
+}
