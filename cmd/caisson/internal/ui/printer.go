@@ -46,6 +46,8 @@ type Printer struct {
 	said string            // the last text that was printed
 	tool map[string]string // names of the running tools, by id
 	errs []string          // the last lines of stderr that were printed
+	// noted is the last line of notes that was printed.
+	noted string
 }
 
 // New returns a printer on w.
@@ -68,8 +70,10 @@ func (p *Printer) Event(e domain.Event) error {
 	switch r := e.Reply.(type) {
 	case domain.SandboxApplied:
 		p.own("%s", r.Receipt.String())
-		if notes := r.Receipt.Agent; len(notes) > 0 {
-			p.own("notes: %s", strings.Join(notes, "; "))
+		// They are the same for every turn of a session, and long.
+		if notes := strings.Join(r.Receipt.Agent, "; "); e.Turn <= 1 && notes != p.noted {
+			p.own("notes: %s", notes)
+			p.noted = notes
 		}
 	case domain.ConversationStarted:
 		p.put(toolMark, strings.Join(filled(string(e.Agent), r.AgentVersion, r.Model), " "))

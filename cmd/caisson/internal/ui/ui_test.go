@@ -138,6 +138,16 @@ func TestEscape(t *testing.T) {
 	require.Equal(t, `a\tb\nc`, ui.Line("a\tb\nc"))
 }
 
+// What is said of the agent is said once, and not before every turn.
+func TestNotesAreSaidOnce(t *testing.T) {
+	var out bytes.Buffer
+	p := ui.New(&out, ui.Options{})
+	for _, turn := range []int{1, 2, 1} {
+		require.NoError(t, p.Event(domain.Event{Turn: turn, Reply: domain.SandboxApplied{Receipt: domain.Receipt{Enforcer: "e", Agent: []string{"hooks are off"}}}}))
+	}
+	require.Equal(t, 1, strings.Count(out.String(), "caisson: notes: hooks are off\n"), out.String())
+}
+
 func conversation() []domain.ReplyEvent {
 	code := 1
 	cost := 0.0123
