@@ -578,10 +578,12 @@ func FuzzParser(f *testing.F) {
 			require.Equal(t, line, own, "the line was changed")
 			logs := check(got.Events)
 			require.LessOrEqual(t, logs, 1)
-			// The other decoder's opinion on what one object is.
-			if trimmed := bytes.TrimSpace(bytes.TrimPrefix(line, []byte("\ufeff"))); len(trimmed) > 0 && trimmed[0] == '{' && json.Valid(trimmed) {
+			// The other decoder's opinion on what one object is. Not all that Unicode
+			// calls space is white space in JSON.
+			plain := bytes.TrimPrefix(line, []byte("\ufeff"))
+			if object := bytes.Trim(plain, " \t\r\n"); len(object) > 0 && object[0] == '{' && json.Valid(object) {
 				require.Zero(t, logs, "%q", line)
-			} else if len(trimmed) > 0 && trimmed[len(trimmed)-1] != '}' {
+			} else if trimmed := bytes.TrimSpace(plain); len(trimmed) > 0 && trimmed[len(trimmed)-1] != '}' {
 				require.Equal(t, 1, logs, "%q", line)
 			}
 		}
