@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/ports"
 	"github.com/caisson-run/caisson/ports/portstest"
+	"github.com/caisson-run/caisson/tests/testkit"
 )
 
 func withEgress(proxies *portstest.FakeEgressProxy) func(*application.Config) {
@@ -34,7 +35,7 @@ func TestDomainsAreReachedThroughAProxyOfTheSession(t *testing.T) {
 	proxies := &portstest.FakeEgressProxy{}
 	r := newRig(t, withEgress(proxies))
 	q := r.request()
-	q.Policy.Domains = egressDomains(t, "*.example.org", "db.internal:5432=10.0.0.0/8")
+	q.Policy.Domains = testkit.EgressDomains("*.example.org", "db.internal:5432=10.0.0.0/8")
 	q.Policy.Destinations = []netip.AddrPort{netip.MustParseAddrPort("10.9.9.9:1")}
 	preview, err := r.Plan(t.Context(), q)
 	require.NoError(t, err)
@@ -131,7 +132,7 @@ func TestDomainsThatAreRefused(t *testing.T) {
 				}
 			})
 			q := r.request()
-			q.Policy.Domains = egressDomains(t, "example.org")
+			q.Policy.Domains = testkit.EgressDomains("example.org")
 			if c.change != nil {
 				c.change(&q)
 			}
@@ -144,7 +145,7 @@ func TestDomainsThatAreRefused(t *testing.T) {
 	// What fails later closes it.
 	r := newRig(t, withEgress(proxies))
 	q := r.request()
-	q.Policy.Domains = egressDomains(t, "example.org")
+	q.Policy.Domains = testkit.EgressDomains("example.org")
 	r.records.set(&r.records.save, errors.New("disk full"))
 	_, err := r.Open(t.Context(), q)
 	require.ErrorContains(t, err, "disk full")
@@ -161,7 +162,7 @@ func TestAnAPIByName(t *testing.T) {
 		r, _ := gatedRig(t, withEgress(&portstest.FakeEgressProxy{}))
 		r.env["FAKE_KEY"] = "the real key"
 		q := r.request()
-		q.DirectAPI, q.Policy.Domains = true, egressDomains(t, strings.Fields(policy)...)
+		q.DirectAPI, q.Policy.Domains = true, testkit.EgressDomains(strings.Fields(policy)...)
 		s, err := r.Open(t.Context(), q)
 		require.NoError(t, err)
 		require.Equal(t, direct, s.Plan().UDP(), policy)
@@ -182,7 +183,7 @@ func TestAnAPIByName(t *testing.T) {
 		})
 		r.env["FAKE_KEY"] = "the real key"
 		q := r.request()
-		q.DirectAPI, q.Policy.Domains = true, egressDomains(t, "api.example")
+		q.DirectAPI, q.Policy.Domains = true, testkit.EgressDomains("api.example")
 		q.Policy.Waivers = []domain.Property{domain.PropertyDestinations}
 		s, err := r.Open(t.Context(), q)
 		require.NoError(t, err)
@@ -195,7 +196,7 @@ func TestAnAPIByName(t *testing.T) {
 func TestExecWithDomains(t *testing.T) {
 	proxies := &portstest.FakeEgressProxy{}
 	r := newRig(t, withEgress(proxies))
-	q := application.ExecRequest{Argv: []string{"true"}, Dir: r.workspace, Policy: application.Policy{Domains: egressDomains(t, "example.org")}}
+	q := application.ExecRequest{Argv: []string{"true"}, Dir: r.workspace, Policy: application.Policy{Domains: testkit.EgressDomains("example.org")}}
 	r.commands.run = func(_ context.Context, line domain.SpawnLine, _ ports.Stdio) (ports.CommandResult, error) {
 		proxy := proxies.Opened()[0]
 		require.Contains(t, line.Env, "HTTPS_PROXY="+proxy.URL())
@@ -228,7 +229,7 @@ func TestATerminalWithDomains(t *testing.T) {
 	proxies, terminals := &portstest.FakeEgressProxy{}, &fakeTerminals{}
 	r := newRig(t, withEgress(proxies), func(c *application.Config) { c.Terminals = terminals })
 	term, err := r.OpenTerminal(t.Context(), application.TerminalRequest{
-		Argv: []string{"true"}, Workspace: r.workspace, Policy: application.Policy{Domains: egressDomains(t, "example.org")},
+		Argv: []string{"true"}, Workspace: r.workspace, Policy: application.Policy{Domains: testkit.EgressDomains("example.org")},
 	})
 	require.NoError(t, err)
 	proxy := proxies.Opened()[0]

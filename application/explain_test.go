@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/application"
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/tests/testkit"
 )
 
 // explained is a tree with a plan that grants reading it, and writing below rw.
@@ -212,7 +213,7 @@ func TestExplainTCP(t *testing.T) {
 }
 
 func TestExplainTCPByName(t *testing.T) {
-	plan := domain.NewSandboxPlan("test").WithEgressDomains(egressDomains(t, "*.example.org:8443", "db.internal=10.0.0.0/8")...)
+	plan := domain.NewSandboxPlan("test").WithEgressDomains(testkit.EgressDomains("*.example.org:8443", "db.internal=10.0.0.0/8")...)
 	for _, host := range []string{"a.example.org", "A.Example.ORG."} {
 		e, err := application.ExplainTCP(plan, host, 8443)
 		require.NoError(t, err)
@@ -223,7 +224,7 @@ func TestExplainTCPByName(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, e.Allowed)
 	require.Equal(t, "the plan grants TCP connections to *.example.org:8443, db.internal=10.0.0.0/8 alone", e.Because)
-	require.Equal(t, domain.Change{Domains: egressDomains(t, "a.example.org:443")}, e.Change)
+	require.Equal(t, domain.Change{Domains: testkit.EgressDomains("a.example.org:443")}, e.Change)
 	require.Contains(t, e.Notes, "the session's egress proxy refuses it: the policy allows this domain on other ports than 443")
 	e, err = application.ExplainTCP(plan, "10.0.0.1", 443)
 	require.NoError(t, err)
@@ -231,17 +232,6 @@ func TestExplainTCPByName(t *testing.T) {
 	e, err = application.ExplainTCP(plan, "2130706433", 443)
 	require.NoError(t, err)
 	require.Equal(t, domain.Change{ConnectTCP: []uint16{443}}, e.Change, "what no domain can be is no domain")
-}
-
-func egressDomains(t *testing.T, texts ...string) []domain.EgressDomain {
-	t.Helper()
-	var list []domain.EgressDomain
-	for _, s := range texts {
-		d, err := domain.ParseEgressDomain(s)
-		require.NoError(t, err)
-		list = append(list, d)
-	}
-	return list
 }
 
 func TestExplainUnix(t *testing.T) {

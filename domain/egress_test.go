@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/caisson-run/caisson/domain"
+	"github.com/caisson-run/caisson/tests/testkit"
 )
 
 func TestParseEgressDomain(t *testing.T) {
@@ -40,14 +41,14 @@ func TestParseEgressDomain(t *testing.T) {
 		require.Contains(t, invalid.Reason, reason, "%q", in)
 		require.NotEmpty(t, invalid.Remedy)
 	}
-	require.Equal(t, []uint16{80, 443}, egress(t, "a.b")[0].Ports())
-	require.Equal(t, []uint16{8}, egress(t, "a.b:8")[0].Ports())
-	base, wildcard := egress(t, "*.a.b")[0].Wildcard()
+	require.Equal(t, []uint16{80, 443}, testkit.EgressDomains("a.b")[0].Ports())
+	require.Equal(t, []uint16{8}, testkit.EgressDomains("a.b:8")[0].Ports())
+	base, wildcard := testkit.EgressDomains("*.a.b")[0].Wildcard()
 	require.Equal(t, "a.b", base)
 	require.True(t, wildcard)
 	d, err := domain.EgressHost("a.b", 8)
 	require.NoError(t, err)
-	require.Equal(t, egress(t, "a.b:8")[0], d)
+	require.Equal(t, testkit.EgressDomains("a.b:8")[0], d)
 }
 
 func FuzzParseEgressDomain(f *testing.F) {
@@ -72,19 +73,8 @@ func FuzzParseEgressDomain(f *testing.F) {
 	})
 }
 
-func egress(t *testing.T, texts ...string) []domain.EgressDomain {
-	t.Helper()
-	var list []domain.EgressDomain
-	for _, s := range texts {
-		d, err := domain.ParseEgressDomain(s)
-		require.NoError(t, err)
-		list = append(list, d)
-	}
-	return list
-}
-
 func TestEgressByName(t *testing.T) {
-	policy := egress(t, "example.com", "*.example.org", "deep.example.net:8443", "*.example.net:22")
+	policy := testkit.EgressDomains("example.com", "*.example.org", "deep.example.net:8443", "*.example.net:22")
 	for asked, want := range map[string]string{
 		"example.com:443": "", "example.com:80": "", "example.com:8443": "on other ports", "example.com:22": "on other ports",
 		"www.example.com:443": "does not allow", "notexample.com:443": "does not allow", "example.com.evil.test:443": "does not allow",
@@ -191,7 +181,7 @@ func TestEgressByAddress(t *testing.T) {
 		for s := range strings.FieldsSeq(c.leadsTo) {
 			addresses = append(addresses, netip.MustParseAddr(s))
 		}
-		reason := domain.EgressByAddress(egress(t, strings.Fields(c.policy)...), addresses, ownAddresses)
+		reason := domain.EgressByAddress(testkit.EgressDomains(strings.Fields(c.policy)...), addresses, ownAddresses)
 		if c.reason == "" {
 			require.Empty(t, reason, "%+v", c)
 			continue
@@ -206,16 +196,16 @@ func TestEgressDecisionInALine(t *testing.T) {
 }
 
 func TestPlanWithDomains(t *testing.T) {
-	a, b := egress(t, "b.test:8=10.0.0.1", "a.test", "a.test"), egress(t, "c.test")
+	a, b := testkit.EgressDomains("b.test:8=10.0.0.1", "a.test", "a.test"), testkit.EgressDomains("c.test")
 	plan := domain.NewSandboxPlan("p")
 	require.False(t, plan.Requests(domain.PropertyDestinations))
 	with := domain.Policy{Domains: a}.With(domain.Policy{Domains: b}).Apply(plan).WithOrigins(map[string]string{"domain a.test": "--allow-domain"})
 	require.NoError(t, with.Validate())
 	require.True(t, with.Requests(domain.PropertyDestinations))
-	require.Equal(t, egress(t, "a.test", "b.test:8=10.0.0.1", "c.test"), with.EgressDomains(), "sorted, each once")
+	require.Equal(t, testkit.EgressDomains("a.test", "b.test:8=10.0.0.1", "c.test"), with.EgressDomains(), "sorted, each once")
 	require.NotEqual(t, plan.Digest(), with.Digest())
 	require.Equal(t, with.Digest(), plan.WithEgressDomains(b...).WithEgressDomains(a...).Digest())
-	require.NotEqual(t, with.Digest(), with.WithEgressDomains(egress(t, "d.test")...).Digest())
+	require.NotEqual(t, with.Digest(), with.WithEgressDomains(testkit.EgressDomains("d.test")...).Digest())
 	require.Contains(t, with.String(), "  domains          a.test b.test:8=10.0.0.1 c.test  # a.test: --allow-domain\n")
 	require.Equal(t, []string{"domain a.test", "domain b.test:8=10.0.0.1", "domain c.test"}, with.Grants())
 

@@ -62,14 +62,8 @@ func toLoopback(context.Context, string) ([]netip.Addr, error) {
 
 func open(t testing.TB, domains ...string) (ports.Egress, *journal) {
 	t.Helper()
-	var list []domain.EgressDomain
-	for _, s := range domains {
-		d, err := domain.ParseEgressDomain(s)
-		require.NoError(t, err)
-		list = append(list, d)
-	}
 	j := &journal{}
-	p, err := egress.New(egress.WithResolver(toLoopback)).Open(t.Context(), ports.EgressSpec{Session: "s", Domains: list, Decided: j.note})
+	p, err := egress.New(egress.WithResolver(toLoopback)).Open(t.Context(), ports.EgressSpec{Session: "s", Domains: testkit.EgressDomains(domains...), Decided: j.note})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close(context.WithoutCancel(t.Context()))) })
 	return p, j

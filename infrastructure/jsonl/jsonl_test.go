@@ -21,23 +21,12 @@ import (
 
 	"github.com/caisson-run/caisson/domain"
 	"github.com/caisson-run/caisson/infrastructure/jsonl"
+	"github.com/caisson-run/caisson/tests/testkit"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
 
 const session = domain.SessionID("01890a5d-ac96-774b-bcce-b302099a8057")
-
-func egressDomains(texts ...string) []domain.EgressDomain {
-	var list []domain.EgressDomain
-	for _, s := range texts {
-		d, err := domain.ParseEgressDomain(s)
-		if err != nil {
-			panic(err)
-		}
-		list = append(list, d)
-	}
-	return list
-}
 
 func ptr[T any](v T) *T { return &v }
 
@@ -359,7 +348,7 @@ func TestPlan(t *testing.T) {
 	line := jsonl.AppendPlan(nil, plan, []string{"inner sandbox off"})
 	require.NotContains(t, string(line), "hunter", "values of the environment are not shown")
 	golden(t, "plan", undigested(t, line, plan))
-	gated := domain.NewSandboxPlan("coding").WithEgressDomains(egressDomains("example.org")...).
+	gated := domain.NewSandboxPlan("coding").WithEgressDomains(testkit.EgressDomains("example.org")...).
 		WithEgressProxy(54322, domain.EnvRule{Name: "HTTPS_PROXY", Value: "secret", Literal: true, Secret: true, Why: "egress proxy"}).WithModelGateway(54321,
 		domain.EnvRule{Name: "MODEL_KEY", Value: "hunter4", Literal: true, Secret: true})
 	require.NoError(t, gated.Validate())

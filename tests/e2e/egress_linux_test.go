@@ -64,17 +64,6 @@ func (r *resolver) option() composition.Option {
 	return composition.WithEgressProxy(egress.New(egress.WithResolver(r.resolve)))
 }
 
-func egressDomains(t *testing.T, texts ...string) []domain.EgressDomain {
-	t.Helper()
-	var list []domain.EgressDomain
-	for _, s := range texts {
-		d, err := domain.ParseEgressDomain(s)
-		require.NoError(t, err)
-		list = append(list, d)
-	}
-	return list
-}
-
 func egressNotices(events []domain.Event) []string {
 	var list []string
 	for _, n := range repliesOf[domain.Notice](events) {
@@ -109,7 +98,7 @@ func realEgress(t *testing.T, b *realBench) {
 			modelserver.Reply{Text: "Done."},
 		)
 		dns := &resolver{}
-		policy := application.Policy{Domains: egressDomains(t, host+"=127.0.0.1")}
+		policy := application.Policy{Domains: testkit.EgressDomains(host + "=127.0.0.1")}
 		for _, name := range []string{"NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE"} {
 			policy.Env = append(policy.Env, domain.EnvRule{Name: name, Value: ca, Literal: true})
 		}
@@ -159,7 +148,7 @@ func realGatewayAndEgress(t *testing.T, b *realBench) {
 		modelserver.Reply{Text: "Done."},
 	)
 	dns := &resolver{}
-	session := b.open(t, b.compose(t, dns.option()), application.OpenRequest{Policy: application.Policy{Domains: egressDomains(t, at+"=127.0.0.1")}})
+	session := b.open(t, b.compose(t, dns.option()), application.OpenRequest{Policy: application.Policy{Domains: testkit.EgressDomains(at + "=127.0.0.1")}})
 	events, final := b.turn(t, session, "Run a tool.")
 	require.Equal(t, domain.OutcomeCompleted, final.Outcome, "%+v", final.Error)
 	require.Equal(t, "Done.", final.Text)
@@ -352,7 +341,7 @@ func TestToolsFetchThroughTheEgressProxy(t *testing.T) {
 				literal := func(name, value string) domain.EnvRule {
 					return domain.EnvRule{Name: name, Value: value, Literal: true}
 				}
-				policy := application.Policy{Rules: rules, Domains: egressDomains(t, at+"=127.0.0.1"), Env: []domain.EnvRule{
+				policy := application.Policy{Rules: rules, Domains: testkit.EgressDomains(at + "=127.0.0.1"), Env: []domain.EnvRule{
 					literal("PATH", strings.Join(append(path, "/usr/local/bin", "/usr/bin", "/bin"), ":")),
 					literal("BASE", scheme+"://"+at), literal("SERVED", served),
 				}}
@@ -394,7 +383,7 @@ func TestNothingGoesPastTheEgressProxy(t *testing.T) {
 			host := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
 			t.Cleanup(host.Close)
 			s := newStage(t, agent, (&resolver{}).option())
-			policy := application.Policy{Domains: egressDomains(t, "a.test:"+portOf(host.URL)+"=127.0.0.1")}
+			policy := application.Policy{Domains: testkit.EgressDomains("a.test:" + portOf(host.URL) + "=127.0.0.1")}
 			mine := s.open(t, application.OpenRequest{Policy: policy})
 			sibling, err := s.Orchestrator.Open(t.Context(), application.OpenRequest{Agent: agent, Workspace: s.outside, Policy: policy})
 			require.NoError(t, err)

@@ -26,6 +26,7 @@ var documented = map[string]string{
 
 func TestTheDocumentedPoliciesWork(t *testing.T) {
 	testkit.RequireLandlock(t, 6)
+	testkit.RequireCheckout(t, "../../../..")
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "policy.md"))
 	require.NoError(t, err)
 	blocks := regexp.MustCompile("(?s)```toml\n# example: ([a-z]+)\n(.*?)```").FindAllSubmatch(text, -1)
