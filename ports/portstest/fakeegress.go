@@ -3,7 +3,6 @@ package portstest
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/caisson-run/caisson/domain"
@@ -17,8 +16,7 @@ type FakeEgressProxy struct {
 	// returns, nil to open.
 	Refuse, Fail error
 
-	mu     sync.Mutex
-	opened []*FakeEgress
+	opener opener[FakeEgress]
 }
 
 var _ ports.EgressProxy = (*FakeEgressProxy)(nil)
@@ -28,25 +26,15 @@ func (f *FakeEgressProxy) Check([]domain.EgressDomain) error { return f.Refuse }
 
 // Open implements ports.EgressProxy.
 func (f *FakeEgressProxy) Open(ctx context.Context, spec ports.EgressSpec) (ports.Egress, error) {
-	if err := context.Cause(ctx); err != nil {
-		return nil, err
+	e, err := f.opener.open(ctx, f.Fail, func(number int) *FakeEgress { return &FakeEgress{Spec: spec, number: number} })
+	if err != nil {
+		return nil, err // not a nil pointer in an interface
 	}
-	if f.Fail != nil {
-		return nil, f.Fail
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	e := &FakeEgress{Spec: spec, number: len(f.opened) + 1}
-	f.opened = append(f.opened, e)
 	return e, nil
 }
 
 // Opened returns the proxies so far, oldest first.
-func (f *FakeEgressProxy) Opened() []*FakeEgress {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.opened)
-}
+func (f *FakeEgressProxy) Opened() []*FakeEgress { return f.opener.all() }
 
 // FakeEgress is a proxy of FakeEgressProxy. Its port and secret are of no other
 // one.

@@ -3,7 +3,6 @@ package portstest
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/caisson-run/caisson/domain"
@@ -17,33 +16,22 @@ type FakeModelGateway struct {
 	// Fail is what Open returns, nil to open.
 	Fail error
 
-	mu     sync.Mutex
-	opened []*FakeGateway
+	opener opener[FakeGateway]
 }
 
 var _ ports.ModelGateway = (*FakeModelGateway)(nil)
 
 // Open implements ports.ModelGateway.
 func (f *FakeModelGateway) Open(ctx context.Context, spec ports.GatewaySpec) (ports.Gateway, error) {
-	if err := context.Cause(ctx); err != nil {
-		return nil, err
+	g, err := f.opener.open(ctx, f.Fail, func(number int) *FakeGateway { return &FakeGateway{Spec: spec, number: number} })
+	if err != nil {
+		return nil, err // not a nil pointer in an interface
 	}
-	if f.Fail != nil {
-		return nil, f.Fail
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	g := &FakeGateway{Spec: spec, number: len(f.opened) + 1}
-	f.opened = append(f.opened, g)
 	return g, nil
 }
 
 // Opened returns the gateways so far, oldest first.
-func (f *FakeModelGateway) Opened() []*FakeGateway {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.opened)
-}
+func (f *FakeModelGateway) Opened() []*FakeGateway { return f.opener.all() }
 
 // FakeGateway is a gateway of FakeModelGateway. Its port and token are of no
 // other one.
